@@ -1,0 +1,48 @@
+"""The CPU schedule of attention: what it serves, and its tiles by arch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tlhub.specs import Config, DeviceFacts, Problem, Schedule
+from tlhub_attention.contract import FLOAT8
+
+# lanes: float32 numbers of a vector; a register tile is ``tile`` keys or channels by ``vectors`` vectors, in 16
+# registers, or 32 with AVX-512 and on Arm. block_q: query rows of a task; block_k: keys packed at a time.
+_SSE = {"lanes": 4, "vectors": 3, "tile": 4, "block_q": 192, "block_k": 96}
+_AVX = {"lanes": 8, "vectors": 3, "tile": 4, "block_q": 192, "block_k": 96}
+_AVX512 = {"lanes": 16, "vectors": 2, "tile": 8, "block_q": 192, "block_k": 96}
+_NEON = {"lanes": 4, "vectors": 3, "tile": 8, "block_q": 192, "block_k": 96}
+_TILES = {
+    "x86-64-v2": _SSE,
+    "x86-64-v4": _AVX512,
+    **dict.fromkeys(("skylake-avx512", "cascadelake", "icelake-server", "sapphirerapids", "znver4"), _AVX512),
+    **dict.fromkeys(("aarch64", "neoverse-n1", "neoverse-v1", "apple-m1"), _NEON),
+}
+
+
+def supports(problem: Problem, facts: DeviceFacts) -> str | None:
+    """Return why the schedule does not serve *problem*, or None."""
+    narrow = [f"{name} is {dtype}" for name, dtype in problem.dtypes if dtype in FLOAT8]
+    return f"{narrow[0]}; float8 is for tensor cores" if narrow else None
+
+
+def configs(problem: Problem, facts: DeviceFacts) -> Sequence[Config]:
+    """Return the tiles for the arch of *facts*."""
+    return (_TILES.get(facts.arch.removeprefix("cpu:"), _AVX),)
+
+
+FLASH = Schedule(
+    name="cpu_flash",
+    kernel="attention",
+    kernel_revision=1,
+    revision=1,
+    targets=("cpu",),
+    toolchain="tvm",
+    program="tlhub_attention.cpu_program:program",
+    supports=supports,
+    configs=configs,
+    symbolic=("B", "S", "H", "D", "H_kv", "S_kv", "D_v"),
+    sources=tuple(f"tlhub_attention.cpu_{m}" for m in ("program", "blocks", "ir", "math", "tiles")),
+    doc="online softmax over packed blocks of keys, queries in the lanes of vectors; scratch does not grow with S_kv",
+)

@@ -1,0 +1,108 @@
+"""The contract of gemm: C = act(alpha op(A) op(B) + bias) + residual, declared whole.
+
+Sums are kept in ``accum``; the epilogue is computed in it too (in float64 for int32 sums) and rounded once, to
+``out_dtype``, to nearest even. float8 and int8 outputs saturate, and a float8 NaN stays one; a float16 or bfloat16
+result beyond its range is infinite. K = 0 makes the product 0. NaN and infinities in an operand reach what IEEE
+754 says they reach, and nothing else; old contents of c, and bytes outside an operand, reach nothing.
+int32 sums are exact while K is at most 131071, and wrap beyond if they must.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tlhub.specs import Arg, Dim, Kernel, Option, Problem, Scalar
+
+FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
+DTYPES = ("float64", "float32", "float16", "bfloat16", *FLOAT8, "int8")
+
+_ACCUM = {"float64": "float64", "float32": "float32", "float16": "float32", "bfloat16": "float32", "int8": "int32"}
+_OUT = {"float64": "float64", "float32": "float32", "float16": "float16", "bfloat16": "bfloat16", "int8": "int32"}
+
+
+def check(problem: Problem) -> str | None:
+    """Return why no such product can exist, or None."""
+    option, dtypes = problem.option, dict(problem.dtypes)
+    a, b, accum, out = dtypes["a"], dtypes["b"], str(option["accum"]), str(option["out_dtype"])
+    if a != b and not (a in FLOAT8 and b in FLOAT8):
+        return f"a is {a} and b is {b}; only the two float8 types mix"
+    compute, fast = option["compute"], option["fast_accum"]
+    if (a == "int8") != (accum == "int32"):
+        return f"accum={accum!r} with {a} inputs; allowed: " + ("'int32'" if a == "int8" else "a float")
+    if accum == "float16" and a not in ("float16", *FLOAT8):
+        return f"accum='float16' with {a} inputs; allowed: 'float32' or 'float64'"
+    if a in ("float32", "float64") and _BITS[accum] < _BITS[a]:
+        return f"accum={accum!r} is narrower than the {a} inputs"
+    if out in ("int8", "int32") and a != "int8":
+        return f"out_dtype={out!r} with {a} inputs; allowed: a float"
+    if compute != "ieee" and (a, accum) != ("float32", "float32"):
+        return f"compute={compute!r} with {a} inputs and accum={accum!r}; it is for float32 in both"
+    if compute != "ieee" and option["tensor_core"] is False:
+        return f"compute={compute!r} with tensor_core=False; it is what tensor cores do"
+    if fast and (a not in FLOAT8 or accum != "float32"):
+        return f"fast_accum with {a} inputs and accum={accum!r}; it is for float8 with accum='float32'"
+    if fast and option["tensor_core"] is False:
+        return "fast_accum with tensor_core=False; it is what tensor cores do"
+    if out == "int32" and option["epilogue"] not in ("none", "relu"):
+        return f"epilogue={option['epilogue']!r} with out_dtype='int32'; allowed: 'none', 'relu'"
+    return None
+
+
+_BITS = {"float16": 16, "float32": 32, "float64": 64, "int32": 32}
+
+
+def flops(dims: Mapping[str, int]) -> float:
+    """Return the operations of one product: a multiplication and an addition for each (m, n, k)."""
+    return 2.0 * dims["B"] * dims["M"] * dims["N"] * dims["K"]
+
+
+GEMM = Kernel(
+    name="gemm",
+    revision=1,
+    doc="C = act(alpha op(A) op(B) + bias) + residual, row-major, batched",
+    dims=(
+        Dim("B", default=1, elide=True, doc="independent products"),
+        Dim("M", doc="rows of C"),
+        Dim("N", doc="columns of C"),
+        Dim("K", doc="the contracted dim"),
+    ),
+    inputs=(
+        Arg("a", ("B", "M", "K"), when={"trans_a": False}),
+        Arg("a", ("B", "K", "M"), when={"trans_a": True}),
+        Arg("b", ("B", "K", "N"), when={"trans_b": False}),
+        Arg("b", ("B", "N", "K"), when={"trans_b": True}),
+        Arg("bias", ("N",), dtype="option:out_dtype", when={"bias": True}),
+        Arg("residual", ("B", "M", "N"), dtype="option:out_dtype", when={"residual": True}),
+    ),
+    outputs=(Arg("c", ("B", "M", "N"), dtype="option:out_dtype"),),
+    dtypes=DTYPES,
+    options=(
+        Option("trans_a", (False, True), False, "a is stored (K, M)"),
+        Option("trans_b", (False, True), False, "b is stored (N, K)"),
+        Option(
+            "accum",
+            ("float64", "float32", "float16", "int32"),
+            {**_ACCUM, **dict.fromkeys(FLOAT8, "float32")},
+            "the type in which products are added up",
+        ),
+        Option(
+            "out_dtype",
+            ("float64", "float32", "float16", "bfloat16", *FLOAT8, "int8", "int32"),
+            {**_OUT, **dict.fromkeys(FLOAT8, "bfloat16")},
+            "the type of c, bias and residual; float8 and int8 saturate",
+        ),
+        Option("compute", ("ieee", "tf32", "3xtf32"), "ieee", "how float32 inputs are multiplied"),
+        Option("fast_accum", (False, True), False, "float8: leave partial sums in the tensor core's own precision"),
+        Option("tensor_core", (None, True, False), None, "must, must not, or may use tensor cores"),
+        Option("epilogue", ("none", "relu", "gelu", "gelu_tanh", "silu"), "none", "act, applied after the bias"),
+        Option("bias", (False, True), False, "add bias[n] before act"),
+        Option("residual", (False, True), False, "add residual[b, m, n] after act"),
+    ),
+    scalars=(Scalar("alpha", default=1.0, doc="factor of the product"),),
+    patterns=(("M",), ("M", "N", "K"), ("B", "M", "N", "K")),
+    check=check,
+    flops=flops,
+    reference="tlhub_gemm.reference:reference",
+    tolerance="tlhub_gemm.reference:tolerance",
+    peers={"numpy": "tlhub_gemm.reference:numpy_product"},
+)

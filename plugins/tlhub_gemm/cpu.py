@@ -1,0 +1,77 @@
+"""The CPU schedule of gemm: what it serves, and its tiles by arch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tlhub.specs import Config, DeviceFacts, Problem, Schedule
+
+_TILES = {
+    # bits of a vector register: float32 lanes, register tile (mr x nr; 12, 12 and 28 registers of sums, 24 of Arm's),
+    # and blocks: kc of K, mc panels of rows of A (half of the second-level cache), nc panels of columns of B
+    "sse": {"lanes": 4, "mr": 6, "nr": 8, "kc": 384, "mc": 20, "nc": 256},
+    "avx2": {"lanes": 8, "mr": 6, "nr": 16, "kc": 384, "mc": 20, "nc": 128},
+    "avx512": {"lanes": 16, "mr": 14, "nr": 32, "kc": 512, "mc": 12, "nc": 64},
+    "neon": {"lanes": 4, "mr": 8, "nr": 12, "kc": 256, "mc": 16, "nc": 192},
+}
+_VECTORS = {
+    "x86-64-v2": "sse",
+    "x86-64-v4": "avx512",
+    "skylake-avx512": "avx512",
+    "cascadelake": "avx512",
+    "icelake-server": "avx512",
+    "sapphirerapids": "avx512",
+    "znver4": "avx512",
+    "aarch64": "neon",
+    "neoverse-n1": "neon",
+    "neoverse-v1": "neon",
+    "apple-m1": "neon",
+}
+"""Vector units by arch; every other one has 256 bits."""
+
+_ALONE = 1_000_000
+"""Products below which a thread computes alone: it is done before another would have woken up."""
+
+
+def supports(problem: Problem, facts: DeviceFacts) -> str | None:
+    """Return why the schedule does not serve *problem*, or None."""
+    option = problem.option
+    if option["tensor_core"]:
+        return "tensor_core=True, and a CPU has no tensor cores"
+    if option["compute"] != "ieee":
+        return f"compute={option['compute']!r} is what tensor cores do; a CPU multiplies float32 as 'ieee'"
+    if option["fast_accum"]:
+        return "fast_accum is what tensor cores do; a CPU adds up in full float32"
+    if option["accum"] == "float16":
+        return "accum='float16' is what tensor cores do; a CPU adds up in 'float32' or 'float64'"
+    return None
+
+
+def configs(problem: Problem, facts: DeviceFacts) -> Sequence[Config]:
+    """Return the one config for the arch of *facts*.
+
+    ``lanes``: of the accumulator in a vector; ``mr``, ``nr``: the register tile; ``kc``: the longest block of K;
+    ``mc``, ``nc``: panels of A and B in a block; ``half``: the machine converts float16; ``alone``: products
+    below which one thread does it all.
+    """
+    unit = _VECTORS.get(facts.arch.partition(":")[2], "avx2")
+    tiles = dict(_TILES[unit])
+    if problem.option["accum"] == "float64":
+        tiles["lanes"], tiles["nr"] = tiles["lanes"] // 2, tiles["nr"] // 2
+    return ({**tiles, "half": unit != "sse", "alone": _ALONE},)
+
+
+BLOCKED = Schedule(
+    name="cpu_blocked",
+    kernel="gemm",
+    kernel_revision=1,
+    revision=1,
+    targets=("cpu",),
+    toolchain="tvm",
+    program="tlhub_gemm.cpu_program:program",
+    supports=supports,
+    configs=configs,
+    symbolic=("B", "M", "N", "K"),
+    sources=tuple(f"tlhub_gemm.cpu_{part}" for part in ("program", "blocks", "call", "convert", "ir", "thin", "tiles")),
+    doc="packed panels and register tiles; small and thin products are streamed",
+)

@@ -1,0 +1,49 @@
+"""Running the command line in this process, as a user sees it: stdout, stderr and the exit code apart."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tlhub.cli import cli
+
+
+class Outcome:
+    def __init__(self, result: Result) -> None:
+        self.code, self.stdout, self.stderr = result.exit_code, result.stdout, result.stderr
+
+    @property
+    def json(self) -> Any:
+        def refuse(name: str) -> None:
+            raise ValueError(f"{name} is no JSON")
+
+        return json.loads(self.stdout, parse_constant=refuse)
+
+
+@pytest.fixture
+def tlhub() -> Callable[..., Outcome]:
+    """``tlhub("get", "gemm", ...)``"""
+
+    def run(*args: str, stdin: str | None = None) -> Outcome:
+        return Outcome(CliRunner().invoke(cli, args, input=stdin, prog_name="tlhub"))
+
+    return run
+
+
+@pytest.fixture
+def wrong(tlhub: Callable[..., Outcome]) -> Callable[..., str]:
+    """Run what must be refused as wrongly typed, and return what stderr says."""
+
+    def run(*args: str) -> str:
+        outcome = tlhub(*args)
+        assert outcome.code == 2, (args, outcome.code, outcome.stderr)
+        assert outcome.stdout == ""
+        assert outcome.stderr.startswith("error: ") and "Traceback" not in outcome.stderr
+        assert len(outcome.stderr.splitlines()) <= 3, outcome.stderr
+        return outcome.stderr
+
+    return run

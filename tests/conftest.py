@@ -1,0 +1,36 @@
+"""Every test gets a cache of its own; those that only read share one that stays warm for the session."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A cache folder that lives as long as the session, so that each kernel is compiled once."""
+    return str(tmp_path_factory.mktemp("cache") / "tlhub")
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch: pytest.MonkeyPatch, shared_cache: str) -> None:
+    for name in (
+        "TLHUB_COMPILE",
+        "TLHUB_DEVICE",
+        "TLHUB_MATCH",
+        "TLHUB_STORES",
+        "TLHUB_DISABLE_PLUGINS",
+        "TLHUB_DEBUG",
+    ):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TLHUB_CACHE_DIR", shared_cache)
+
+
+@pytest.fixture
+def cold_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> str:
+    """An empty cache folder for this test, and a process that remembers no lookup."""
+    import tlhub.hub
+
+    folder = f"{tmp_path}/cache"
+    monkeypatch.setenv("TLHUB_CACHE_DIR", folder)
+    tlhub.hub.forget()
+    return folder

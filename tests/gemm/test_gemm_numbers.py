@@ -1,0 +1,342 @@
+"""The CPU kernels through ``tlhub.get``, against float64 within the contract's tolerance.
+
+One symbolic binary a set of dtypes and options serves every size here, so hypothesis may ask for many.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import tlhub
+from tlhub import testing
+from tlhub.errors import ArgumentError, NoSchedule
+from tlhub.testing.data import numpy_dtype
+from tlhub_gemm.contract import DTYPES, GEMM
+
+Array = np.ndarray[Any, Any]
+ANY = ("B", "M", "N", "K")
+MANY = settings(
+    max_examples=20,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+EXTENTS = st.one_of(
+    st.integers(0, 9),
+    st.sampled_from([13, 16, 17, 31, 33, 47, 48, 63, 65, 96, 97, 100, 127, 131]),
+)
+DEPTHS = st.one_of(EXTENTS, st.sampled_from([255, 383, 384, 385, 400, 769]))
+
+
+def get(dtype: str = "float32", **options: object) -> Any:
+    return tlhub.get("gemm", {d: d for d in ANY}, dtype, device="cpu", **options)
+
+
+@st.composite
+def dims(draw: st.DrawFn) -> dict[str, int]:
+    return {"B": draw(st.integers(0, 3)), "M": draw(EXTENTS), "N": draw(EXTENTS), "K": draw(DEPTHS)}
+
+
+def layout(draw: Any, array: Array) -> Array:
+    """Return the values of *array* in an array of other strides, offset and surroundings (NaN or 0x55)."""
+    kind = draw(st.sampled_from(["plain", "fortran", "gap", "step", "reversed", "offset"]))
+    fill = np.nan if array.dtype.kind in "fV" else 0x55
+    if kind == "plain" or not array.ndim:
+        return array
+    if kind == "fortran":
+        return np.asfortranarray(array)
+    if kind == "reversed":
+        return np.ascontiguousarray(array[..., ::-1])[..., ::-1]
+    if kind == "offset":
+        room = np.full(array.size + 3, fill, array.dtype)
+        room[3:] = array.ravel()
+        return room[3:].reshape(array.shape)
+    shape = list(array.shape)
+    shape[-1] = 2 * shape[-1] if kind == "step" else shape[-1] + 5
+    room = np.full(shape, fill, array.dtype)
+    view = room[..., ::2] if kind == "step" else room[..., : array.shape[-1]]
+    view[...] = array
+    return view
+
+
+OPTIONS: list[tuple[str, dict[str, object]]] = [
+    *[(dtype, {}) for dtype in DTYPES],
+    ("float32", {"trans_a": True, "trans_b": True}),
+    ("float32", {"trans_b": True, "bias": True, "residual": True, "epilogue": "gelu"}),
+    ("float32", {"accum": "float64", "out_dtype": "float64"}),
+    ("float64", {"out_dtype": "bfloat16", "epilogue": "gelu", "bias": True}),
+    ("float16", {"out_dtype": "float32", "epilogue": "silu", "residual": True}),
+    ("bfloat16", {"trans_a": True, "epilogue": "gelu_tanh", "bias": True}),
+    ("float8_e4m3fn", {"out_dtype": "float8_e5m2", "epilogue": "relu"}),
+    ("float8_e5m2", {"out_dtype": "float16", "trans_b": True}),
+    ("int8", {"out_dtype": "int8", "epilogue": "relu", "bias": True, "residual": True}),
+    ("int8", {"out_dtype": "float32", "epilogue": "silu"}),
+]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "options"), OPTIONS, ids=[f"{d}-{'-'.join(map(str, o.values()))}" for d, o in OPTIONS]
+)
+@MANY
+@given(data=st.data())
+def test_any_size_and_stride_is_within_the_tolerance(dtype: str, options: dict[str, object], data: Any) -> None:
+    kernel = get(dtype, **options)
+    extents = data.draw(dims())
+    problem = testing.numbers.bind(kernel.problem, extents)
+    arrays = testing.inputs(GEMM, problem, seed=data.draw(st.integers(0, 99)))
+    arrays = {name: layout(data.draw, array) for name, array in arrays.items()}
+    alpha = data.draw(st.sampled_from([1.0, 1.0, -0.37, 0.0]))
+    assert testing.check(kernel, dims=extents, arrays=arrays, scalars={"alpha": alpha}) <= 1
+
+
+@MANY
+@given(extents=dims(), data=st.data())
+def test_outputs_of_any_stride_are_written_and_nothing_else_is(extents: dict[str, int], data: Any) -> None:
+    kernel = get("float32")
+    shape = tuple(extents[d] for d in "BMN")
+    room = np.full((shape[0], shape[1] + 2, 2 * shape[2] + 3), -7, np.float32)
+    step = data.draw(st.sampled_from([1, 2]))
+    out = room[:, 1 : 1 + shape[1], 1 : 1 + step * shape[2] : step]
+    if data.draw(st.booleans()):
+        out = out[..., ::-1]
+    a = np.ones((shape[0], shape[1], extents["K"]), np.float32)
+    b = np.ones((shape[0], extents["K"], shape[2]), np.float32)
+    before = room.copy()
+    assert kernel(a, b, out=out) is out
+    np.testing.assert_array_equal(out, np.full(shape, extents["K"], np.float32))
+    out[...] = -7
+    np.testing.assert_array_equal(room, before)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 7])
+def test_every_number_of_threads_gives_the_same_bits(threads: int) -> None:
+    kernel = get("float32")
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((3, 131, 300), np.float32), rng.standard_normal((3, 300, 257), np.float32)
+    thin = rng.standard_normal((2, 2000), np.float32), rng.standard_normal((2000, 1100), np.float32)
+    tlhub.set_num_threads(1)
+    try:
+        alone = kernel(a, b), kernel(*thin)
+        tlhub.set_num_threads(threads)
+        for want, got in zip(alone, (kernel(a, b), kernel(*thin)), strict=True):
+            np.testing.assert_array_equal(want, got)
+    finally:
+        tlhub.set_num_threads(None)
+
+
+def test_two_threads_of_python_may_call_at_once() -> None:
+    kernel = get("float32")
+    rng = np.random.default_rng(1)
+    pairs = [(rng.standard_normal((200, 150), np.float32), rng.standard_normal((150, 190), np.float32)) for _ in "ab"]
+    wrong: list[int] = []
+
+    def run(i: int) -> None:
+        want = kernel(*pairs[i])
+        wrong.extend(1 for _ in range(50) if (kernel(*pairs[i]) != want).any())
+
+    workers = [threading.Thread(target=run, args=(i,)) for i in range(2)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not wrong
+
+
+# -- conversions -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arch", [None, "x86-64-v2"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"])
+def test_every_code_of_a_narrow_float_is_read_exactly(dtype: str, arch: str | None, portable: Any) -> None:
+    portable(arch)
+    bits = 16 if "16" in dtype else 8
+    codes = np.arange(2**bits, dtype=f"uint{bits}").view(numpy_dtype(dtype))
+    kernel = tlhub.get("gemm", {d: d for d in ANY}, dtype, device="cpu", arch=arch, out_dtype="float32")
+    with np.errstate(invalid="ignore"):
+        want = codes.astype(np.float32)
+    for a, b in ((codes[:, None], np.ones((1, 1), codes.dtype)), (np.ones((1, 1), codes.dtype), codes[None])):
+        np.testing.assert_array_equal(kernel(a, b).ravel(), want)
+
+
+@pytest.mark.parametrize("arch", [None, "x86-64-v2"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"])
+def test_results_are_rounded_to_nearest_even(dtype: str, arch: str | None, portable: Any) -> None:
+    portable(arch)
+    kind = numpy_dtype(dtype)
+    bits = 8 * kind.itemsize
+    codes = np.arange(2**bits, dtype=f"uint{bits}").view(kind).astype(np.float32)
+    codes = np.sort(codes[np.isfinite(codes)])
+    # each value, the half way between each pair, and what lies next to that on both sides
+    middle = codes[1:] / 2 + codes[:-1] / 2
+    values = np.concatenate([codes, middle, np.nextafter(middle, np.inf), np.nextafter(middle, -np.inf), [np.nan]])
+    values = values.astype(np.float32)
+    kernel = tlhub.get("gemm", {d: d for d in ANY}, "float32", device="cpu", arch=arch, out_dtype=dtype)
+    got = kernel(values[:, None], np.ones((1, 1), np.float32)).ravel().astype(np.float32)
+    np.testing.assert_array_equal(got, values.astype(kind).astype(np.float32))
+
+
+@pytest.mark.parametrize(("dtype", "largest"), [("float8_e4m3fn", 448.0), ("float8_e5m2", 57344.0)])
+def test_float8_results_saturate(dtype: str, largest: float) -> None:
+    kernel = get("float32", out_dtype=dtype)
+    values = np.array([[1000.0, 448.0, 464.0, 465.0, -1000.0, np.nan, np.inf, 1e30, -1e30]], np.float32)
+    got = kernel(np.ones((1, 1), np.float32), values).astype(np.float32)
+    within = np.clip(values, -largest, largest).astype(numpy_dtype(dtype)).astype(np.float32)
+    np.testing.assert_array_equal(got, within)
+
+
+def test_float64_results_are_rounded_once() -> None:
+    # to float32 first, this is a tie that falls to even; it lies above the half way
+    value = 1 + 2.0**-8 + 2.0**-40
+    kernel = get("float64", out_dtype="bfloat16")
+    got = kernel(np.array([[value, -value, 1 + 2.0**-8]]).T, np.ones((1, 1)))
+    assert got.astype(np.float64).ravel().tolist() == [1 + 2.0**-7, -1 - 2.0**-7, 1.0]
+
+
+@pytest.mark.parametrize("epilogue", ["relu", "gelu", "gelu_tanh", "silu"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_activations_over_their_whole_range(epilogue: str, dtype: str) -> None:
+    kernel = get(dtype, epilogue=epilogue)
+    x = np.concatenate([np.linspace(-120, 120, 4801), [0.0, -0.0, 1e-30, -1e-30, 3e38, -3e38, np.nan, np.inf, -np.inf]])
+    extents = {"B": 1, "M": 1, "N": len(x), "K": 1}
+    arrays = {"a": np.ones((1, 1, 1), dtype), "b": x.astype(dtype)[None, None]}
+    assert testing.check(kernel, dims=extents, arrays=arrays) <= 1
+
+
+# -- reported faults: the ids are those of the project's list of edge cases ------------------------
+
+
+def test_a01_every_k_counts() -> None:
+    kernel = get("float16")
+    for k in range(1, 41):
+        b = np.ones((k, 64), np.float16)
+        b[16:] = 100
+        want = min(k, 16) + 100 * max(k - 16, 0)
+        np.testing.assert_array_equal(kernel(np.ones((64, k), np.float16), b), np.full((64, 64), want, np.float16))
+
+
+def test_a02_the_overhang_of_a_row_is_not_written() -> None:
+    room = np.full((33, 160), -7, np.float16)
+    b = np.broadcast_to(np.arange(130, dtype=np.float16), (16, 130))
+    get("float16")(np.ones((33, 16), np.float16), b, out=room[:, :130])
+    np.testing.assert_array_equal(room[:, :130], np.broadcast_to(16 * np.arange(130), (33, 130)))
+    assert (room[:, 130:] == -7).all()
+
+
+def test_a03_nan_stays_in_its_row() -> None:
+    a = np.full((32, 33), np.nan, ml_dtypes.bfloat16)
+    a[0] = 1
+    c = get("bfloat16")(a, np.ones((33, 64), ml_dtypes.bfloat16)).astype(np.float32)
+    assert (c[0] == 33).all() and np.isnan(c[1:]).all()
+
+
+@pytest.mark.parametrize("k", [64, 1000])
+def test_a04_old_contents_of_the_output_do_not_matter(k: int) -> None:
+    out = np.full((64, 64), np.nan, np.float32)
+    get("float32")(np.ones((64, k), np.float32), np.ones((k, 64), np.float32), out=out)
+    np.testing.assert_array_equal(out, np.full((64, 64), k))
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (1, 4), (4, 1), (130, 70)])
+def test_a05_an_empty_sum_is_zero(shape: tuple[int, int]) -> None:
+    kernel = get("float32")
+    for _ in range(10):
+        out = np.full(shape, np.nan, np.float32)
+        kernel(np.empty((shape[0], 0), np.float32), np.empty((0, shape[1]), np.float32), out=out)
+        np.testing.assert_array_equal(out, np.zeros(shape))
+
+
+@pytest.mark.parametrize("rows", [1, 7])
+def test_a06_strides_are_honoured(rows: int) -> None:
+    base = np.full((8, 80), 1000, np.float32)
+    base[:, :64] = 1
+    c = get("float32", trans_b=True)(np.ones((rows, 64), np.float32), base[:, :64])
+    np.testing.assert_array_equal(c, np.full((rows, 8), 64))
+
+
+@pytest.mark.parametrize("start", [1, 64])
+def test_a08_a_storage_offset_is_no_reason_to_refuse(start: int) -> None:
+    buffer = (np.arange(4160) % 97).astype(np.float16)
+    v = buffer[start : start + 4096].reshape(64, 64)
+    np.testing.assert_array_equal(get("float16")(v, np.eye(64, dtype=np.float16)), v)
+
+
+def test_a09_strides_of_dims_of_one_mean_nothing() -> None:
+    x = np.lib.stride_tricks.as_strided(np.ones(77, np.float32), (1, 77), (4, 4))
+    np.testing.assert_array_equal(get("float32")(x, np.ones((77, 5), np.float32)), np.full((1, 5), 77))
+
+
+def test_a10_a_broadcast_batch_is_an_input() -> None:
+    left = np.broadcast_to(np.ones((1, 32, 32), np.float32), (32, 32, 32))
+    c = get("float32")(left, np.ones((32, 32, 32), np.float32))
+    np.testing.assert_array_equal(c, np.full((32, 32, 32), 32))
+
+
+@pytest.mark.parametrize("shape", [(32, 32), (1, 32)])
+def test_a13_results_repeat_bit_for_bit(shape: tuple[int, int]) -> None:
+    rng = np.random.default_rng(0)
+    a = rng.standard_normal((shape[0], 16384)).astype(np.float16)
+    b = rng.standard_normal((16384, shape[1])).astype(np.float16)
+    kernel = get("float16")
+    assert len({kernel(a, b).tobytes() for _ in range(20)}) == 1
+
+
+@pytest.mark.parametrize("shape", [(16, 16), (1, 16), (16, 1)])
+def test_a14_small_addends_are_not_lost(shape: tuple[int, int]) -> None:
+    c = get("float16")(np.ones((shape[0], 4096), np.float16), np.ones((4096, shape[1]), np.float16))
+    np.testing.assert_array_equal(c, np.full(shape, 4096))
+
+
+def test_a16_int8_results_saturate() -> None:
+    kernel = get("int8", out_dtype="int8")
+    assert kernel(np.array([[100]], np.int8), np.array([[2, -2]], np.int8)).tolist() == [[127, -128]]
+
+
+def test_a21_bfloat16_is_rounded_not_cut() -> None:
+    a = np.array([[3, 0.125, 0.01171875]], ml_dtypes.bfloat16)
+    c = get("bfloat16")(a, np.ones((3, 1), ml_dtypes.bfloat16))
+    assert float(c[0, 0]) == 3.140625
+
+
+def test_a22_an_output_that_is_an_input_is_refused_untouched() -> None:
+    t = np.ones((64, 64), np.float32)
+    with pytest.raises(ArgumentError) as caught:
+        get("float32")(t, np.eye(64, dtype=np.float32), out=t)
+    assert caught.value.argument in ("c", "out", "a")
+    assert (t == 1).all()
+
+
+def test_infinities_go_where_ieee_says() -> None:
+    kernel = get("float32")
+    a, b = np.ones((7, 40), np.float32), np.ones((40, 33), np.float32)
+    a[2, 39], b[39, 5] = np.inf, 0
+    want = np.full((7, 33), 40, np.float32)
+    want[:, 5], want[2], want[2, 5] = 39, np.inf, np.nan
+    np.testing.assert_array_equal(kernel(a, b), want)
+
+
+def test_what_the_cpu_does_not_serve_says_why() -> None:
+    with pytest.raises(NoSchedule) as caught:
+        get("float32", compute="tf32")
+    assert "tf32" in str(caught.value)
+
+
+@pytest.fixture
+def portable() -> Iterator[Any]:
+    """Skip where this machine does not run code for the arch that a test asks for."""
+    from tlhub_cpu import TARGET
+
+    def check(arch: str | None) -> None:
+        reason = arch and TARGET.runs(f"cpu:{arch}", TARGET.devices()[0])
+        if reason:
+            pytest.skip(str(reason))
+
+    yield check

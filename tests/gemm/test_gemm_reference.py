@@ -1,0 +1,174 @@
+"""The reference against plain loops, and a tolerance that a wrong kernel does not pass."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tlhub import problem, testing
+from tlhub.specs import Problem
+from tlhub_gemm import reference
+from tlhub_gemm.contract import GEMM
+
+Array = np.ndarray[Any, Any]
+
+
+def make(m: int, n: int, k: int, dtype: str = "float32", batch: int = 1, **options: object) -> Problem:
+    return problem.make(GEMM, {"B": batch, "M": m, "N": n, "K": k}, dtype, options)
+
+
+def activation(kind: str, x: float) -> float:
+    if kind == "relu":
+        return max(x, 0.0)
+    if kind == "silu":
+        return x / (1 + math.exp(-x))
+    if kind == "gelu":
+        return 0.5 * x * (1 + math.erf(x / math.sqrt(2)))
+    if kind == "gelu_tanh":
+        return 0.5 * x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    return x
+
+
+@pytest.mark.parametrize("epilogue", ["none", "relu", "gelu", "gelu_tanh", "silu"])
+@pytest.mark.parametrize(("trans_a", "trans_b"), [(False, False), (True, True)])
+def test_it_is_the_sum_over_k_and_the_epilogue(epilogue: str, trans_a: bool, trans_b: bool) -> None:
+    made = make(3, 4, 5, "float64", 2, trans_a=trans_a, trans_b=trans_b, epilogue=epilogue, bias=True, residual=True)
+    given = testing.inputs(GEMM, made, seed=3)
+    (c,) = reference.reference(made, given, {"alpha": 0.75})
+    a, b = given["a"], given["b"]
+    for z in range(2):
+        for i in range(3):
+            for j in range(4):
+                total = 0.0
+                for k in range(5):
+                    total += (a[z, k, i] if trans_a else a[z, i, k]) * (b[z, j, k] if trans_b else b[z, k, j])
+                want = activation(epilogue, 0.75 * total + given["bias"][j]) + given["residual"][z, i, j]
+                assert c[z, i, j] == pytest.approx(want, rel=1e-14, abs=1e-14)
+
+
+def test_results_that_saturate_are_clipped_and_nan_stays() -> None:
+    made = make(1, 4, 1, out_dtype="float8_e4m3fn")
+    given = {"a": np.ones((1, 1, 1), np.float32), "b": np.array([[[1000.0, -np.inf, np.nan, 3.0]]], np.float32)}
+    (c,) = reference.reference(made, given, {"alpha": 1.0})
+    np.testing.assert_array_equal(c, [[[448.0, -448.0, np.nan, 3.0]]])
+
+
+def test_integer_results_are_rounded_and_saturated() -> None:
+    made = make(1, 4, 1, "int8", out_dtype="int8")
+    given = {"a": np.array([[[100]]], np.int8), "b": np.array([[[2, -2, 1, 0]]], np.int8)}
+    assert reference.reference(made, given, {"alpha": 1.0})[0].tolist() == [[[127, -128, 100, 0]]]
+    given["b"] = np.array([[[1, 3, -1, 0]]], np.int8)
+    assert reference.reference(made, given, {"alpha": 0.005})[0].tolist() == [[[0, 2, 0, 0]]]
+
+
+# -- the tolerance ---------------------------------------------------------------------------------
+
+
+def ratio(made: Problem, given: dict[str, Array], c: Array, alpha: float = 1.0) -> float:
+    """Return the largest error of *c* in units of the tolerance."""
+    scalars = {"alpha": alpha}
+    want = reference.reference(made, given, scalars)
+    (bound,) = reference.tolerance(made, given, scalars, want)
+    return float(np.max(np.abs(c.astype(np.float64) - want[0]) / bound))
+
+
+def exact(given: dict[str, Array]) -> Array:
+    product: Array = given["a"].astype(np.float64) @ given["b"].astype(np.float64)
+    return product
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"])
+def test_an_honest_product_passes(dtype: str) -> None:
+    made = make(17, 19, 70, dtype)
+    given = testing.inputs(GEMM, made)
+    total = np.zeros((1, 17, 19), np.float32)
+    for k in range(70):
+        total += given["a"][:, :, k, None].astype(np.float32) * given["b"][:, None, k].astype(np.float32)
+    out = ml_dtypes.bfloat16 if dtype.startswith("float8") or dtype == "bfloat16" else np.dtype(dtype)
+    assert ratio(made, given, total.astype(out)) <= 1
+
+
+def test_a_float16_accumulator_fails() -> None:
+    made = make(16, 16, 512, "float16")
+    given = testing.inputs(GEMM, made)
+    total = np.zeros((1, 16, 16), np.float16)
+    for k in range(512):
+        total += given["a"][:, :, k, None] * given["b"][:, None, k]
+    assert ratio(made, given, total) > 1
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_truncating_conversion_fails(dtype: str) -> None:
+    made = make(32, 32, 64, dtype)
+    given = testing.inputs(GEMM, made)
+    bits = exact(given).astype(np.float32).view(np.uint32)
+    kept = np.uint32(0xFFFF0000 if dtype == "bfloat16" else 0xFFFFE000)
+    assert ratio(made, given, (bits & kept).view(np.float32)) > 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
+def test_a_lost_tail_of_k_fails(dtype: str) -> None:
+    made = make(16, 16, 129, dtype)
+    given = testing.inputs(GEMM, made)
+    lost = given["a"][:, :, :128].astype(np.float64) @ given["b"][:, :128].astype(np.float64)
+    assert ratio(made, given, exact(given)) <= 1e-3 or dtype != "int8"
+    assert ratio(made, given, lost) > 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_swapped_row_fails(dtype: str) -> None:
+    made = make(16, 16, 64, dtype)
+    given = testing.inputs(GEMM, made)
+    c = exact(given)
+    c[:, [3, 4]] = c[:, [4, 3]]
+    assert ratio(made, given, c) > 1
+
+
+@pytest.mark.parametrize("epilogue", ["relu", "gelu", "gelu_tanh", "silu"])
+def test_the_bound_goes_through_the_epilogue(epilogue: str) -> None:
+    made = make(16, 16, 64, epilogue=epilogue, bias=True, residual=True)
+    given = testing.inputs(GEMM, made)
+    want = reference.reference(made, given, {"alpha": 1.0})
+    (bound,) = reference.tolerance(made, given, {"alpha": 1.0}, want)
+    assert ratio(made, given, want[0].astype(np.float32)) <= 1
+    # and stays of the size of what float32 can do
+    assert float(bound.max()) < 1e-3
+    without = dict(given, residual=np.zeros_like(given["residual"]))
+    assert ratio(made, given, reference.reference(made, without, {"alpha": 1.0})[0]) > 1
+
+
+def test_of_an_empty_sum_only_the_epilogue_may_err() -> None:
+    made = make(4, 4, 0)
+    given = testing.inputs(GEMM, made)
+    want = reference.reference(made, given, {"alpha": 1.0})
+    (bound,) = reference.tolerance(made, given, {"alpha": 1.0}, want)
+    assert not want[0].any() and float(bound.max()) < 1e-44
+
+
+def test_an_exact_integer_may_not_be_off_by_one() -> None:
+    made = make(4, 4, 9, "int8")
+    given = testing.inputs(GEMM, made)
+    want = reference.reference(made, given, {"alpha": 1.0})
+    (bound,) = reference.tolerance(made, given, {"alpha": 1.0}, want)
+    assert float(bound.max()) < 1
+
+
+def test_an_integer_next_to_a_half_may_fall_to_either_side() -> None:
+    made = make(1, 1, 1, "int8", out_dtype="int8")
+    given = {"a": np.array([[[5]]], np.int8), "b": np.array([[[1]]], np.int8)}
+    want = reference.reference(made, given, {"alpha": 0.1})
+    (bound,) = reference.tolerance(made, given, {"alpha": 0.1}, want)
+    assert 1 <= float(bound.max()) < 2
+
+
+def test_numpy_is_the_peer_where_it_has_blas() -> None:
+    made = make(5, 6, 7, trans_a=True, trans_b=True)
+    given = testing.inputs(GEMM, made)
+    run = reference.numpy_product(made, given, {"alpha": 1.0})
+    np.testing.assert_allclose(run(), reference.reference(made, given, {"alpha": 1.0})[0][0], rtol=1e-4, atol=1e-5)  # type: ignore[arg-type]
+    with pytest.raises(NotImplementedError):
+        reference.numpy_product(make(5, 6, 7, "float16"), given, {"alpha": 1.0})

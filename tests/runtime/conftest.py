@@ -1,0 +1,6 @@
+"""The programs and the small kernels are those of the tests of building."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "build"))

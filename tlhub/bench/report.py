@@ -1,0 +1,118 @@
+"""What a measurement found: numbers, and the same as text and as JSON."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds a call, one number for each round, and what ran."""
+
+    rounds: tuple[float, ...]
+    library: str | None = None
+
+    @property
+    def seconds(self) -> float:
+        """The median round."""
+        return statistics.median(self.rounds)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"seconds": self.seconds, "best": min(self.rounds), "rounds": list(self.rounds), "library": self.library}
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A library that does the same, and how it did; ``missing`` says why it was left out."""
+
+    name: str
+    timing: Timing | None = None
+    missing: str | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """A kernel's measurement. ``worst``: its largest error in units of the tolerance; ``fault``: why it is wrong."""
+
+    problem: Mapping[str, Any]
+    title: str
+    arch: str
+    model: str
+    threads: int
+    schedule: str
+    config: Mapping[str, Any]
+    origin: str
+    key: str
+    flops: float
+    worst: float | None
+    fault: str | None
+    ours: Timing | None = None
+    peers: Sequence[Peer] = field(default_factory=tuple)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            **self.problem,
+            "arch": self.arch,
+            "model": self.model,
+            "threads": self.threads,
+            "schedule": self.schedule,
+            "config": dict(self.config),
+            "origin": self.origin,
+            "key": self.key,
+            "flops": self.flops,
+            "check": {"passed": self.fault is None, "worst": self.worst, "fault": self.fault},
+            "tlhub": self._side(self.ours),
+            "peers": {
+                p.name: {"missing": p.missing}
+                if p.timing is None or self.ours is None
+                else {**self._side(p.timing), "ratio": ratio(self.ours, p.timing)}  # type: ignore[dict-item]
+                for p in self.peers
+            },
+        }
+
+    def _side(self, timing: Timing | None) -> dict[str, Any] | None:
+        return None if timing is None else {**timing.to_json(), "gflops": gflops(self.flops, timing.seconds)}
+
+    def __str__(self) -> str:
+        plural = "s" if self.threads != 1 else ""
+        config = ", ".join(f"{k}={v}" for k, v in self.config.items())
+        lines = [
+            f"{self.title} on {self.arch} ({self.model}), {self.threads} thread{plural}",
+            f"schedule  {self.schedule}" + (f" ({config})" if config else "") + f", origin {self.origin}",
+        ]
+        if self.fault:
+            return "\n".join([*lines, f"check     FAILED against the float64 reference: {self.fault}"])
+        lines.append(f"check     right: the worst error is {self.worst:.2g} of the tolerance (float64 reference)")
+        if self.ours is None:
+            return "\n".join(lines)
+        measured = [("tlhub", self.ours)] + [(p.name, p.timing) for p in self.peers if p.timing]
+        width = max(len(name) for name, _ in measured) + 2
+        lines.append(f"{'':<{width}}{'a call':>12}{'GFLOP/s':>10}{'ratio':>8}")
+        for name, timing in measured:
+            faster = "" if timing is self.ours else f"{ratio(self.ours, timing):.2f}"
+            row = f"{name:<{width}}{span(timing.seconds):>12}{gflops(self.flops, timing.seconds):>10.1f}{faster:>8}"
+            lines.append(row + (f"   {timing.library}" if timing.library else ""))
+        lines += [f"left out: {p.name} ({p.missing})" for p in self.peers if p.missing]
+        return "\n".join(line.rstrip() for line in lines)
+
+
+def ratio(ours: Timing, theirs: Timing) -> float:
+    """Return how many times as fast as theirs ours is: the median over rounds, so that a slow phase of the machine,
+    which both sides of a round see, cancels."""
+    return statistics.median(t / o for o, t in zip(ours.rounds, theirs.rounds, strict=True))
+
+
+def gflops(flops: float, seconds: float) -> float:
+    """Return 1e9 operations a second."""
+    return flops / seconds / 1e9
+
+
+def span(seconds: float) -> str:
+    """Return a span of time for people to read: ``9.41 ms``."""
+    for unit, scale in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
+        if seconds * scale >= 1 or unit == "us":
+            return f"{seconds * scale:.3g} {unit}" if seconds * scale < 1000 else f"{seconds * scale:.0f} {unit}"
+    raise AssertionError("unreachable")

@@ -1,0 +1,250 @@
+"""Prune: what may go, and its removal. ``plan`` is pure; ``remove`` never leaves the root and follows no link."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from tlhub import quantity
+from tlhub.cache import key, locks, trust
+from tlhub.cache.entry import MANIFEST, Damaged, Manifest
+from tlhub.cache.store import LOCKS, STAGING, VERSION, Item, Store
+from tlhub.errors import CacheError
+
+_DAY = 86400.0
+_BY_FD = os.rename in os.supports_dir_fd and os.unlink in os.supports_dir_fd
+_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What ``remove`` will do: ``remove`` holds what goes with the reason for each, ``keep`` what stays.
+
+    ``misdated``: of those kept, the ones dated in the future; they count as used now, and are dated so.
+    """
+
+    remove: tuple[tuple[Item, str], ...]
+    keep: tuple[Item, ...]
+    misdated: tuple[Item, ...] = ()
+
+    @property
+    def bytes(self) -> int:
+        return sum(item.size for item, _ in self.remove)
+
+
+@dataclass(frozen=True)
+class Removed:
+    """What was removed: entries, their bytes, what was spared with the reason, dead writers' staging folders."""
+
+    count: int
+    bytes: int
+    spared: tuple[tuple[Item, str], ...] = ()
+    staging: int = 0
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What ``verify`` found: how many entries are whole, their bytes, and those that are not."""
+
+    count: int
+    bytes: int
+    damaged: tuple[Item, ...]
+
+
+def plan(
+    items: Iterable[Item],
+    *,
+    now: float,
+    max_age: float | None = None,
+    max_bytes: int | None = None,
+    arch: str | None = None,
+    kernel: str | None = None,
+    stale: Callable[[Manifest], str | None] | None = None,
+) -> Plan:
+    """Return what to remove of *items*. Pure.
+
+    *arch* and *kernel* say which entries are meant; alone, all of those go. Of the meant ones go: what is
+    damaged, what ``stale(manifest)`` has a reason for, what was last used more than *max_age* seconds before
+    *now*, and of the rest the longest unused until they have at most *max_bytes*. Entries that are whole but not
+    trusted stay: a chmod mends them. With no criterion only the damaged go.
+    """
+    everything = max_age is None and max_bytes is None and stale is None and (arch is not None or kernel is not None)
+    filters = ", ".join([*([f"of kernel {kernel}"] if kernel else []), *([f"for {arch}"] if arch else [])])
+    gone: list[tuple[Item, str]] = []
+    rest: list[Item] = []
+    others: list[Item] = []
+    for item in items:
+        if not meant(item, arch, kernel):
+            others.append(item)
+            continue
+        old = stale(item.manifest) if stale is not None and item.manifest is not None else None
+        if item.manifest is None and not trust.mendable(item.reason):
+            gone.append((item, f"damaged: {item.reason}"))
+        elif everything:
+            gone.append((item, filters))
+        elif old:
+            gone.append((item, f"stale: {old}"))
+        elif max_age is not None and now - item.used > max_age:
+            gone.append((item, f"not used for {quantity.age(now - item.used)}"))
+        else:
+            rest.append(item)
+    if max_bytes is not None:
+        rest.sort(key=lambda item: (min(item.used, now), item.folder), reverse=True)
+        total, kept = 0, []
+        over = f"over {quantity.size(max_bytes).replace('.0 ', ' ')}"
+        for position, item in enumerate(rest):
+            if total + item.size > max_bytes:  # this one and all that were not used since
+                gone.extend((older, over) for older in rest[position:])
+                break
+            total += item.size
+            kept.append(item)
+        rest = kept
+    keep = sorted([*rest, *others], key=lambda item: item.folder)
+    return Plan(tuple(gone), tuple(keep), tuple(item for item in keep if item.used > now + _DAY))
+
+
+def remove(store: Store, plan: Plan) -> Removed:
+    """Do what *plan* says, and remove what dead writers left. Spares what is in use. Raises CacheError."""
+    if not store.writable:
+        raise CacheError(f"the store {store.name!r} is read-only: {store.root}")
+    count = size = 0
+    spared: list[tuple[Item, str]] = []
+    if store.root is None:
+        return Removed(0, 0)
+    if plan.remove:
+        with contextlib.suppress(OSError):  # what has no place to be renamed to is spared, with the reason
+            store.make(STAGING)
+    for item, _ in plan.remove:
+        reason = _remove(store.root, item)
+        if reason:
+            spared.append((item, reason))
+        else:
+            count, size = count + 1, size + item.size
+    now = time.time()
+    for item in plan.misdated:
+        with contextlib.suppress(OSError):
+            os.utime(f"{store.root}/{item.folder}/{MANIFEST}", (now, now), follow_symlinks=False)
+    return Removed(count, size, tuple(spared), _sweep(store.root))
+
+
+def clear(store: Store) -> Removed:
+    """Remove every entry that is not in use, and what dead writers left. Raises CacheError."""
+    store.forget()
+    return remove(store, Plan(tuple((item, "cleared") for item in store.entries()), ()))
+
+
+def verify(store: Store) -> Verified:
+    """Hash every byte of every entry again."""
+    count = size = 0
+    damaged: list[Item] = []
+    for item in store.entries():
+        reason = item.reason
+        if reason is None:
+            try:
+                store.open(item).verify()
+            except Damaged as error:
+                reason = error.reason
+        if reason:
+            damaged.append(item._replace(reason=reason))
+        else:
+            count, size = count + 1, size + item.size
+    return Verified(count, size, tuple(damaged))
+
+
+def meant(item: Item, arch: str | None, kernel: str | None) -> bool:
+    """Tell whether the filters mean *item*; a damaged one is known by its folder's name only."""
+    if item.manifest is not None:
+        return (arch is None or item.manifest.arch == arch) and (kernel is None or item.manifest.kernel == kernel)
+    _, where, what, *_ = *item.folder.split("/"), "", ""
+    wanted = key.parent(arch or "", kernel or "", "").split("/")
+    return (arch is None or where == wanted[1]) and (kernel is None or what == wanted[2])
+
+
+def _remove(root: str, item: Item) -> str | None:
+    """Rename the thing away from its place, then delete it; return why it was spared, or None."""
+    parts = item.folder.split("/")
+    if parts[0] != VERSION or not 2 <= len(parts) <= 5 or any(part in ("", ".", "..") for part in parts):
+        return "it is not in the store"
+    try:
+        with _descend(root, parts[:-1]) as (parent, at):
+            name = parts[-1]
+            info = os.lstat(name, dir_fd=at) if at is not None else os.lstat(f"{parent}/{name}")
+            if not stat.S_ISDIR(info.st_mode):  # a link or a file where an entry should be: itself, never its target
+                os.unlink(name, dir_fd=at) if at is not None else os.unlink(f"{parent}/{name}")
+            elif len(parts) != 5:
+                return "it is not an entry"
+            else:
+                with locks.claim(f"{parent}/{name}/{MANIFEST}"):
+                    _take_away(root, parent, name, at)
+    except locks.InUse:
+        return "it is in use"
+    except FileNotFoundError:
+        return "it is gone already"
+    except OSError as error:
+        return str(error.strerror or error)
+    for depth in range(len(parts) - 1, 1, -1):
+        try:
+            os.rmdir("/".join((root, *parts[:depth])))
+        except OSError:  # not empty
+            break
+    return None
+
+
+def _take_away(root: str, parent: str, name: str, at: int | None) -> None:
+    away = f"{root}/{STAGING}/gone-{os.urandom(6).hex()}"
+    with _descend(root, STAGING.split("/")) as (staging, there):
+        if at is not None:
+            os.rename(name, os.path.basename(away), src_dir_fd=at, dst_dir_fd=there)
+        else:
+            os.rename(f"{parent}/{name}", away)
+        shutil.rmtree(away, ignore_errors=True)  # by descriptors: it follows no link
+
+
+@contextlib.contextmanager
+def _descend(root: str, parts: list[str]) -> Iterator[tuple[str, int | None]]:
+    """Open the folder *parts* below *root*, one by one and following no link; give its path and descriptor."""
+    path = "/".join((root, *parts))
+    if not _BY_FD:
+        if os.path.realpath(path) != os.path.join(os.path.realpath(root), *parts):
+            raise OSError(f"a link is in the way: {path}")
+        yield path, None
+        return
+    fd = os.open(root, _FOLDER)
+    try:
+        for part in parts:
+            inner = os.open(part, _FOLDER, dir_fd=fd)
+            os.close(fd)
+            fd = inner
+        yield path, fd
+    finally:
+        os.close(fd)
+
+
+def _sweep(root: str) -> int:
+    """Remove staging folders and lock files of writers that are no more; return how many folders."""
+    count = 0
+    with contextlib.suppress(OSError), _descend(root, STAGING.split("/")) as (staging, _):
+        for name in os.listdir(staging):
+            path = f"{staging}/{name}"
+            with contextlib.suppress(OSError, locks.InUse):
+                if os.path.islink(path) or not os.path.isdir(path):
+                    os.unlink(path)
+                    continue
+                with locks.claim(path) as claimed:
+                    if claimed or time.time() - os.lstat(path).st_mtime > _DAY:
+                        os.rename(path, gone := f"{staging}/gone-{os.urandom(6).hex()}")
+                        shutil.rmtree(gone, ignore_errors=True)
+                        count += 1
+    with contextlib.suppress(OSError), _descend(root, LOCKS.split("/")) as (folder, _):
+        for name in os.listdir(folder):
+            path = f"{folder}/{name}"
+            with contextlib.suppress(OSError, locks.InUse):
+                if time.time() - os.lstat(path).st_mtime > _DAY:
+                    with locks.claim(path):
+                        os.unlink(path)
+    return count

@@ -1,0 +1,336 @@
+"""Stores: a folder of entries. Lookups never raise and never write; publishing never takes a kernel away.
+
+    <root>/v1/<arch>/<kernel>/<problem digest>/<build digest>/entry.json, kernel.so, ...
+    <root>/v1/.staging/   folders being written, one a writer, each locked by it
+    <root>/v1/.locks/     locks of keys
+
+An entry appears whole, by one rename. What cannot be kept on disk is kept in memory, with one warning.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from tlhub.cache import key, listing, locks, staging, trust
+from tlhub.cache.entry import LARGEST_MANIFEST, LIBRARY, MANIFEST, Damaged, Entry, Folder, Manifest, Member
+from tlhub.cache.listing import VERSION, Item
+from tlhub.cache.staging import Staged
+from tlhub.errors import CacheError
+
+__all__ = ["LOCKS", "STAGING", "VERSION", "Found", "Item", "Skipped", "Staged", "Store"]
+
+STAGING = f"{VERSION}/.staging"
+LOCKS = f"{VERSION}/.locks"
+
+_DAY = 86400.0
+_TRIES = 4
+
+
+class Skipped(NamedTuple):
+    """A folder that a lookup did not take, and why."""
+
+    folder: str
+    reason: str
+
+
+class Found(NamedTuple):
+    """What a store has for one problem: entries whose manifests are whole, and what was skipped."""
+
+    entries: tuple[Entry, ...]
+    skipped: tuple[Skipped, ...] = ()
+
+
+class Store:
+    """A place that holds entries.
+
+    ``root``: its folder, made when first written to; None keeps everything in memory.
+    ``origin``: what a hit here is called: cache, site, prebuilt or remote. ``match``: the loosest match that
+    it serves: exact, compatible or revision. ``shared``: folders may be group-writable, and new ones follow
+    the umask; a root that is setgid and group-writable says so by itself. ``owners``: users (ids or names)
+    whose entries are trusted besides one's own and root's.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        root: str | os.PathLike[str] | None,
+        origin: str = "cache",
+        writable: bool = True,
+        shared: bool = False,
+        owners: Iterable[int | str] = (),
+        match: str = "revision",
+    ) -> None:
+        self.name, self.origin, self.writable, self.match = name, origin, writable, match
+        self.root = None if root is None else os.path.realpath(os.fspath(root))
+        self.policy = trust.policy(shared, owners)
+        self._kept: dict[str, list[Entry]] = {}
+        self._warned = False
+        self.unkept: CacheError | None = None
+        """Why the last entry that is kept in memory only is not in the folder, and the remedy."""
+
+    def __repr__(self) -> str:
+        return f"<Store {self.name} ({self.origin}): {self.root or 'memory'}>"
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    def lookup(self, arch: str, kernel: str, problem_digest: str) -> Found:
+        """Return the entries of a problem, their manifests verified, their members not yet. Never raises."""
+        entries, skipped = list(self._kept.get(problem_digest, ())), []
+        if self.root is not None:
+            below = key.parent(arch, kernel, problem_digest)
+            folder = f"{self.root}/{below}"
+            names, rule, refused = self._names(below)
+            if refused:
+                skipped.append(Skipped(folder, refused))
+            for name in names:
+                try:
+                    entry = self._open(f"{folder}/{name}", rule)
+                    if entry.manifest.problem_digest != problem_digest:
+                        raise Damaged("it is in the folder of another problem")
+                    entries.append(entry)
+                except OSError as error:  # Damaged is one
+                    reason = error.reason if isinstance(error, Damaged) else error.strerror or str(error)
+                    skipped.append(Skipped(f"{folder}/{name}", reason))
+        return Found(tuple(entries), tuple(skipped))
+
+    def entries(self) -> Iterator[Item]:
+        """Iterate over everything below the root that is, or stands where there should be, an entry."""
+        return iter(()) if self.root is None else listing.items(self.root, self.open)
+
+    def open(self, item: Item) -> Entry:
+        """Return the entry that *item* is. Raises Damaged."""
+        below, _, _ = item.folder.rpartition("/")
+        try:
+            rule, refused = self._walk(below)
+        except OSError as error:
+            raise Damaged(f"{item.folder} cannot be read: {error.strerror}") from error
+        if refused:
+            raise Damaged(refused)
+        entry = self._open(f"{self.root}/{item.folder}", rule)
+        manifest = entry.manifest
+        if below != key.parent(manifest.arch, manifest.kernel, manifest.problem_digest):
+            raise Damaged("it is in the folder of another problem")
+        return entry
+
+    def forget(self) -> None:
+        """Drop the entries that are kept in memory."""
+        self._kept.clear()
+
+    def touch(self, entry: Entry, now: float) -> None:
+        """Note that the entry was used: at most once a day, in the time stamp of its manifest; errors are ignored."""
+        if self.writable and entry.folder is not None and abs(now - entry.used) > _DAY:
+            with contextlib.suppress(OSError):
+                os.utime(f"{entry.folder}/{MANIFEST}", (now, now))
+
+    def _names(self, below: str) -> tuple[list[str], trust.Policy, str | None]:
+        """Return the names in a folder below the root, the policy in force, and why it is refused, or None."""
+        names: list[str] = []
+        seen = ""  # of a plain miss only the root is judged, to say why there will never be a hit
+        try:
+            try:
+                names, seen = os.listdir(f"{self.root}/{below}"), below
+            except FileNotFoundError:
+                pass
+            except NotADirectoryError:
+                seen = below
+            rule, refused = self._walk(seen)
+        except FileNotFoundError:  # no root yet, or removed this moment
+            return [], self.policy, None
+        except OSError as error:
+            return [], self.policy, f"{self.root}/{below}: {error.strerror or error}"
+        return [] if refused else sorted(names), rule, refused
+
+    def _walk(self, below: str) -> tuple[trust.Policy, str | None]:
+        """Return the policy in force, and why a folder from the root down to *below* is refused, or None."""
+        assert self.root is not None
+        path, rule = self.root, self.policy
+        info = os.lstat(path)
+        if trust.declares_sharing(info):
+            rule = rule._replace(shared=True)
+        refused = trust.refusal_of_folder(path, info, rule)
+        for part in below.split("/") if below else ():
+            if refused:
+                break
+            path = f"{path}/{part}"
+            refused = trust.refusal_of_folder(path, os.lstat(path), rule)
+        return rule, refused
+
+    def _open(self, folder: str, rule: trust.Policy) -> Entry:
+        with Folder(folder) as opened:
+            refused = trust.refusal_of_folder(folder, opened.info(), rule)
+            if refused:
+                raise Damaged(refused)
+            data, info = opened.read(MANIFEST, LARGEST_MANIFEST, rule)
+        manifest = Manifest.parse(data)
+        if not os.path.basename(folder).startswith(manifest.build_digest[:16]):
+            raise Damaged("it is in the folder of another build")
+        return Entry(folder, manifest, self.name, policy=rule, used=info.st_mtime)
+
+    def check_readable(self) -> None:
+        """Raise CacheError, with the remedy, if the folder is missing or not to be trusted: nothing in it is served."""
+        try:
+            reason = self._walk("")[1] if self.root is not None else None
+        except OSError as error:
+            reason = f"{self.root}: {error.strerror or error}"
+        if reason:
+            text, _, command = reason.partition(trust.MEND)
+            raise CacheError(f"nothing is served from {self.name}: {text}", hint=command or None)
+
+    # -- writing -----------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise CacheError, with the remedy, if entries cannot be kept here."""
+        if not self.writable:
+            raise CacheError(f"the store {self.name!r} is read-only: {self.root}")
+        reason = self._prepare()
+        if reason is None:
+            try:
+                self._staged().discard()
+            except OSError as error:
+                reason = f"{self.root}: {error.strerror or error}"
+        if reason:
+            text, hint = _remedy(reason)
+            raise CacheError(f"the cache folder cannot be used: {text}", hint=hint)
+
+    def stage(self, private: bool = False) -> Staged:
+        """Return a private folder, mode 0700, to build in; on the store's file system unless *private*.
+
+        Where the store cannot take it (a file in its place, read-only, full, not to be trusted) the folder
+        is a temporary one, and what is published from it lives in memory. Raises CacheError if there is
+        no place for that either.
+        """
+        if not self.writable:
+            raise CacheError(f"the store {self.name!r} is read-only: {self.root}")
+        reason = "it was built apart from the store" if private else self._prepare() or staging.no_room(str(self.root))
+        if reason is None:
+            try:
+                return self._staged()
+            except OSError as error:
+                reason = f"{self.root}: {error.strerror or error}"
+        return staging.temporary(reason)
+
+    def _staged(self) -> Staged:
+        return staging.private(f"{self.root}/{STAGING}")
+
+    def publish(self, staged: Staged, manifest: Manifest, members: Sequence[str] | None = None) -> Entry:
+        """Make an entry of the files in *staged* (of all, or of *members*) and return it.
+
+        Its bytes are in the Entry already. If another writer was first, the entry is that one's, if it
+        verifies; a damaged one stays where it is, and the new one goes beside it. If the store takes
+        nothing, the entry lives in memory, with one warning a store. Raises CacheError only for a member
+        that is missing or misnamed.
+        """
+        data = staging.collect(staged.path, members)
+        manifest = manifest.with_members({name: Member.of(content) for name, content in data.items()})
+        try:
+            Manifest.parse(manifest.to_bytes())  # what no reader would take is not published
+        except (Damaged, TypeError, ValueError) as error:
+            raise CacheError(f"nothing to publish: {getattr(error, 'reason', error)}") from error
+        reason, entry = staged.volatile, None
+        if reason is None:
+            try:
+                entry = self._place(staged, manifest, data)
+            except OSError as error:  # full, read-only, stale, another device ...
+                reason = error.reason if isinstance(error, Damaged) else f"{self.root}: {error.strerror or error}"
+        staged.discard()
+        if entry is None:
+            entry = Entry(None, manifest, self.name, held=data)
+            self._kept.setdefault(manifest.problem_digest, []).append(entry)
+            text, hint = _remedy(reason or "another writer's entry is damaged")
+            self.unkept = CacheError(f"kernels are not kept in {self.root}, only in memory: {text}", hint=hint)
+            if self.root is not None and not self._warned:
+                self._warned = True
+                warnings.warn(str(self.unkept), RuntimeWarning, stacklevel=2)
+        entry.hold()
+        return entry
+
+    def lock(
+        self, name: str, timeout: float = 60.0, waiting: Callable[[str], None] | None = None
+    ) -> contextlib.AbstractContextManager[locks.Lock]:
+        """Lock a key among all processes, for ``with``: at most *timeout* seconds of waiting, and never an error.
+
+        The Lock is false, and names the holder, where it could not be had. ``waiting(holder)`` is called once
+        when it has to wait.
+        """
+        if self.root is None or not self.writable or self._prepare():
+            return contextlib.nullcontext(locks.Lock(False))
+        mode = self._mode() & 0o666
+        short = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:20]
+        return locks.keyed(f"{self.root}/{LOCKS}", short, timeout, waiting, mode)
+
+    def _prepare(self) -> str | None:
+        """Make the folders that writing needs; return why that, or trusting them, is not possible, or None."""
+        if self.root is None:
+            return "everything is kept in memory"
+        try:
+            if not os.path.lexists(self.root):
+                os.makedirs(os.path.dirname(self.root), exist_ok=True)
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(self.root, 0o700)
+            return self._walk("")[1] or self.make(STAGING)[1] or self.make(LOCKS)[1]
+        except OSError as error:
+            return f"{self.root}: {error.strerror or error}"
+
+    def make(self, below: str) -> tuple[trust.Policy, str | None]:
+        """Make the folder and those above it, as the umask says; return what ``_walk`` does."""
+        path = self.root
+        for part in below.split("/"):
+            path = f"{path}/{part}"
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(path, self._mode())
+        return self._walk(below)
+
+    def _mode(self) -> int:
+        """Return the mode of new folders, before the umask: others write only where that is declared."""
+        assert self.root is not None
+        return 0o777 if self.policy.shared or trust.declares_sharing(os.lstat(self.root)) else 0o755
+
+    def _place(self, staged: Staged, manifest: Manifest, data: dict[str, bytes]) -> Entry | None:
+        """Rename the staged folder to its place; None if damaged entries hold every place. Raises OSError."""
+        staging.seal(staged.path, manifest, self._mode())
+        parent = key.parent(manifest.arch, manifest.kernel, manifest.problem_digest)
+        names = key.folder(manifest.arch, manifest.kernel, manifest.problem_digest, manifest.build_digest)
+        taken = 0
+        for attempt in range(_TRIES):
+            final = f"{self.root}/{names}.{taken}" if taken else f"{self.root}/{names}"
+            rule, refused = self.make(parent)
+            if refused:
+                raise Damaged(refused)
+            try:
+                os.rename(staged.path, final)
+            except OSError as error:
+                winner = self._winner(final, rule, manifest)
+                if winner is not None:
+                    return winner
+                if os.path.lexists(final):
+                    taken += 1  # damaged, and not a writer's to delete: beside it
+                elif error.errno != errno.ENOENT or attempt + 1 == _TRIES:
+                    raise  # ENOENT: prune removed the parent while it was empty
+                continue
+            staging.sync(os.path.dirname(final))
+            held = {LIBRARY: data[LIBRARY]}
+            return Entry(final, manifest, self.name, policy=rule, held=held, used=time.time())
+        return None
+
+    def _winner(self, folder: str, rule: trust.Policy, manifest: Manifest) -> Entry | None:
+        """Return the entry that another writer put there, if it is whole and of the same build."""
+        try:
+            winner = self._open(folder, rule)
+            winner.verify()
+            winner.prepare()
+        except Damaged:
+            return None
+        return winner if winner.manifest.build_digest == manifest.build_digest else None
+
+
+def _remedy(reason: str) -> tuple[str, str]:
+    """Split a reason into what is wrong and a command that mends it."""
+    text, found, command = reason.partition(trust.MEND)
+    return text, command if found else "export TLHUB_CACHE_DIR=/a/folder/that/you/can/write"

@@ -1,0 +1,90 @@
+"""``get`` and ``explain``: one lookup, done or explained."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tlhub.cli import output
+from tlhub.cli.command import Command, hide_torch, json_option, problem_arguments, request, words
+
+if TYPE_CHECKING:
+    from tlhub.cache.entry import Entry
+    from tlhub.explanation import Explanation
+    from tlhub.runtime import CompiledKernel
+    from tlhub.specs import Problem
+
+
+@click.command(cls=Command)
+@problem_arguments()
+@json_option
+def get(as_json: bool, **typed: Any) -> None:
+    """Find or build the kernel of a problem, and say where it came from."""
+    asked = request(**typed)
+    from tlhub import hub
+
+    # a verified entry answers without being loaded, which would take most of the time
+    found = _served(hub.explain(**asked))
+    if found is None:
+        hide_torch()
+        found = _compiled(hub.get(**asked))
+    problem, document = found
+    if as_json:
+        output.write_json(document)
+        return
+    output.fields(
+        [
+            ("kernel", problem.kernel),
+            ("dims", output.dims(problem.dims)),
+            ("dtypes", words(document["dtypes"].items())),
+            ("options", words(document["options"].items())),
+            ("arch", document["arch"]),
+            ("schedule", document["schedule"]),
+            ("config", words(document["config"].items())),
+            ("origin", f"{document['origin']} ({document['match']} match)"),
+            ("entry", document["entry"] or "in memory"),
+            ("key", document["key"]),
+        ]
+    )
+
+
+@click.command(cls=Command)
+@problem_arguments()
+@json_option
+def explain(as_json: bool, **typed: Any) -> None:
+    """Say what get would do, and why: schedules, stores, and the nearest entry. Builds nothing."""
+    asked = request(**typed)
+    from tlhub import hub
+
+    explanation = hub.explain(**asked)
+    if as_json:
+        output.write_json(explanation.to_json())
+    else:
+        output.write(str(explanation))
+
+
+Found = tuple["Problem", dict[str, Any]]
+
+
+def _served(explanation: Explanation) -> Found | None:
+    """Return what the store has for the lookup, or None."""
+    hit = explanation.hit
+    if hit is None:
+        return None
+    candidate = explanation.resolution.candidates[hit.index]
+    config = dict(hit.entry.manifest.config)
+    place = {"arch": explanation.place.arch, "schedule": candidate.schedule.name, "config": config}
+    return explanation.problem, _document(explanation.problem, hit.entry, hit.origin, hit.match, **place)
+
+
+def _compiled(kernel: CompiledKernel) -> Found:
+    place = {"arch": kernel.arch, "schedule": kernel.schedule, "config": dict(kernel.config)}
+    return kernel.problem, _document(kernel.problem, kernel.entry, kernel.origin, kernel.match, **place)
+
+
+def _document(problem: Problem, entry: Entry, origin: str, match: str, **place: Any) -> dict[str, Any]:
+    from tlhub.explanation import problem_json
+
+    what = problem_json(problem)
+    return {**what, **place, "origin": origin, "match": match, "entry": entry.folder, "key": entry.key}

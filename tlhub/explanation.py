@@ -1,0 +1,150 @@
+"""Explanations: the trace of a lookup as text and as JSON, and problems as people write them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tlhub.devices import Place
+from tlhub.problem import default, input_dtypes
+from tlhub.resolve import Resolution
+from tlhub.specs import Problem
+
+if TYPE_CHECKING:
+    from tlhub.cache.chain import Hit, Nearest, Searched
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a lookup would do, and why: candidates, stores searched, and what comes of it."""
+
+    problem: Problem
+    place: Place
+    resolution: Resolution
+    searched: Sequence[Searched]
+    hit: Hit | None
+    find_nearest: Callable[[], Nearest | None]
+    compiling: bool
+
+    @functools.cached_property
+    def nearest(self) -> Nearest | None:
+        """The entry that comes closest, where none serves: it takes a look at every manifest there is."""
+        return None if self.hit else self.find_nearest()
+
+    @property
+    def outcome(self) -> str:
+        """``served``, ``build``, ``not prebuilt`` or ``no schedule``."""
+        if not self.resolution.candidates:
+            return "no schedule"
+        if self.hit:
+            return "served"
+        return "build" if self.compiling else "not prebuilt"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            **problem_json(self.problem),
+            "arch": self.place.arch,
+            "device": self.place.device,
+            "model": self.place.facts.model,
+            "candidates": [c.to_json() for c in self.resolution.candidates],
+            "rejected": [r.to_json() for r in self.resolution.rejected],
+            "stores": [
+                {
+                    "store": s.store,
+                    "origin": s.origin,
+                    "schedule": s.schedule,
+                    "dims": s.problem.dim,
+                    "problem": s.problem_digest,
+                    "match": s.match,
+                    "reasons": list(s.reasons),
+                }
+                for s in self.searched
+            ],
+            "hit": self.hit
+            and {
+                "store": self.hit.store.name,
+                "origin": self.hit.origin,
+                "match": self.hit.match,
+                "schedule": self.resolution.candidates[self.hit.index].schedule.name,
+                "entry": self.hit.entry.folder,
+                "key": self.hit.entry.key,
+            },
+            "nearest": self.nearest
+            and {
+                "store": self.nearest.store,
+                "entry": self.nearest.folder,
+                "differs": {name: {"has": a, "wanted": b} for name, (a, b) in self.nearest.differs.items()},
+            },
+            "outcome": self.outcome,
+        }
+
+    def __str__(self) -> str:
+        here = f"device {self.place.device}" if self.place.device else "no device here runs it"
+        lines = [f"{show_problem(self.problem)} on {self.place.arch} ({here}: {self.place.facts.model})", "schedules:"]
+        for rank, c in enumerate(self.resolution.candidates, 1):
+            config = ", ".join(f"{k}={v}" for k, v in c.config.items())
+            lines.append(f"  {rank}. {c.schedule.name} ({c.reason})" + (f": {config}" if config else ""))
+        lines += [f"  -  {r.schedule}: {r.reason}" for r in self.resolution.rejected]
+        if not self.resolution.candidates and not self.resolution.rejected:
+            lines.append("  none is installed for this kernel")
+        lines.append("stores:")
+        for s in self.searched:
+            dims = ", ".join(f"{n}={e}" for n, e in s.problem.dims)
+            lines.append(f"  {s.store} ({s.origin}), {s.schedule} for {dims}: {s.match or 'miss'}")
+            lines += [f"      {reason}" for reason in s.reasons]
+        if self.nearest and self.nearest.differs:
+            differs = "; ".join(f"{name} is {a!r}, wanted {b!r}" for name, (a, b) in self.nearest.differs.items())
+            lines.append(f"nearest entry: {self.nearest.folder} in {self.nearest.store}: {differs}")
+        lines.append(f"outcome: {self._verdict()}")
+        return "\n".join(lines)
+
+    def _verdict(self) -> str:
+        if self.hit:
+            served = f"served from {self.hit.store.name} ({self.hit.match} match): {self.hit.entry.folder or 'memory'}"
+            if not self.hit.index:
+                return served
+            better = self.resolution.candidates[0].schedule.name
+            build = f"tlhub cache prewarm {command(self.problem, self.place)}"
+            return f"{served}\n  {better} ranks higher and is not built: {build}"
+        return {
+            "no schedule": "NoSchedule: no schedule serves it",
+            "build": "the first candidate would be built",
+            "not prebuilt": "NotPrebuilt: TLHUB_COMPILE=never and no store has it",
+        }[self.outcome]
+
+
+def problem_json(problem: Problem) -> dict[str, Any]:
+    """Return the fields that name a problem in every document."""
+    return {
+        "kernel": problem.kernel,
+        "dims": problem.dim,
+        "dtype": problem.dtype,
+        "dtypes": dict(problem.dtypes),
+        "options": problem.option,
+    }
+
+
+def show_problem(problem: Problem) -> str:
+    """Return a problem in one line: ``gemm(B=1, M=64, N=64, K=?0) float32``."""
+    return f"{problem.kernel}({', '.join(f'{n}={e}' for n, e in problem.dims)}) {problem.dtype}"
+
+
+def command(problem: Problem, place: Place) -> str:
+    """Return the problem as the arguments of a ``tlhub`` command that works when pasted, without what is default."""
+    from tlhub.catalog import load
+
+    kernel, extents = load().kernel(problem.kernel), problem.dim
+    defaults = {d.name: extents.get(str(d.default), d.default) for d in kernel.dims if d.default is not None}
+    shown = [(n, e) for n, e in problem.dims if n not in defaults or e != defaults[n]]
+    dims = ",".join(f"{n}={str(e).replace('?', 'n')}" for n, e in shown)
+    given = input_dtypes(kernel, problem.dtypes)
+    dtype = problem.dtype if len(set(given.values())) == 1 else ",".join(f"{n}={d}" for n, d in given.items())
+    usual = {o.name: default(o, problem.dtype) for o in kernel.options}
+    options = "".join(f" --option {n}={_word(v)}" for n, v in problem.options if v != usual[n])
+    return f"{problem.kernel} {dims} --dtype {dtype}{options} --arch {place.arch}"
+
+
+def _word(value: Any) -> str:
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)

@@ -1,0 +1,126 @@
+"""Operands: the problem that a caller's arrays pose, read off their shapes, dtypes and device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tlhub.catalog import Catalog
+from tlhub.errors import ArgumentError, DeviceError, describe
+from tlhub.problem import dtype_name, make, signature
+from tlhub.specs import DTYPES, Kernel, Tensor
+
+_ASARRAY = "numpy.asarray(...) makes an array of most things"
+
+
+def read(kernel: Kernel, arrays: tuple[Any, ...], options: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, str]]:
+    """Return the extents of the kernel's dims and the dtypes of its inputs, as *arrays* have them.
+
+    Raises ArgumentError where the arrays do not fit together.
+    """
+    if not arrays:
+        raise ArgumentError(f"{kernel.name}: no arrays were given", hint=f"tlhub.get_for({kernel.name!r}, a, b)")
+    names = [d.name for d in kernel.dims]
+    dtype = _dtype_of(arrays[0], kernel, kernel.inputs[0].name)
+    symbolic = make(kernel, tuple(names), dtype, options)
+    inputs = signature(kernel, symbolic).inputs
+    if len(arrays) != len(inputs):
+        raise ArgumentError(
+            f"{kernel.name}: {len(arrays)} arrays were given; its inputs are {', '.join(t.name for t in inputs)}",
+            hint=f"tlhub.get_for({kernel.name!r}, {', '.join(t.name for t in inputs)})",
+        )
+    elide = next((d.name for d in kernel.dims if d.elide), None)
+    extents: dict[str, int] = {}
+    for tensor, array in zip(inputs, arrays, strict=True):
+        _bind(kernel, tensor, array, elide, extents)
+    own = {a.name for a in kernel.inputs if a.dtype == "dtype"}
+    pairs = zip(inputs, arrays, strict=True)
+    return extents, {t.name: _dtype_of(a, kernel, t.name) for t, a in pairs if t.name in own}
+
+
+def _bind(kernel: Kernel, tensor: Tensor, array: Any, elide: str | None, extents: dict[str, int]) -> None:
+    try:
+        given = shape = tuple(array.shape)
+    except (AttributeError, TypeError):
+        raise ArgumentError(
+            f"{kernel.name}: argument {tensor.name!r} is {type(array).__name__}, not an array",
+            argument=tensor.name,
+            hint=_ASARRAY,
+        ) from None
+    if len(shape) == len(tensor.dims) - 1 and tensor.dims[0] == elide:
+        shape = (1, *shape)
+    wanted = "(" + ", ".join(tensor.dims) + ")"
+    if len(shape) != len(tensor.dims):
+        raise ArgumentError(
+            f"{kernel.name}: argument {tensor.name!r}: expected dims {wanted}, got shape {given}",
+            argument=tensor.name,
+            expected=f"dims {wanted}",
+            got=str(given),
+            hint=f"tlhub kernels {kernel.name}",
+        )
+    try:
+        shape = tuple(map(int, shape))
+    except (TypeError, ValueError):
+        raise ArgumentError(
+            f"{kernel.name}: argument {tensor.name!r}: expected a shape of integers, got {given}",
+            argument=tensor.name,
+            expected="a shape of integers",
+            got=str(given),
+            hint=_ASARRAY,
+        ) from None
+    for dim, extent in zip(tensor.dims, shape, strict=True):
+        if extents.setdefault(dim, extent) != extent:
+            raise ArgumentError(
+                f"{kernel.name}: argument {tensor.name!r}: expected {dim}={extents[dim]}, got shape {given}",
+                argument=tensor.name,
+                expected=f"{dim}={extents[dim]}",
+                got=str(given),
+                hint=f"its dims are {wanted}: tlhub kernels {kernel.name}",
+            )
+
+
+def _dtype_of(array: Any, kernel: Kernel, name: str) -> str:
+    """Return the dtype of *array*; refuse one that no input of *kernel* has, and say how to convert it."""
+    try:
+        dtype = dtype_name(array.dtype)
+    except AttributeError:
+        raise ArgumentError(
+            f"{kernel.name}: argument {name!r} is {type(array).__name__}, not an array", argument=name, hint=_ASARRAY
+        ) from None
+    if dtype in kernel.dtypes:
+        return dtype
+    allowed = ", ".join(kernel.dtypes)
+    usual = "float32" if "float32" in kernel.dtypes else kernel.dtypes[0]
+    # NumPy code keeps the bits of formats that it lacks in unsigned integers of their width
+    bits = {f"uint{DTYPES[d][1]}": d for d in reversed(kernel.dtypes) if d == "bfloat16" or d.startswith("float8")}
+    if type(array).__module__.partition(".")[0] == "torch":
+        hint = f"{name}.to(torch.{usual})"
+    else:
+        hint = f"{name}.view(ml_dtypes.{bits[dtype]})" if dtype in bits else f"{name}.astype({usual!r})"
+    raise ArgumentError(
+        f"{kernel.name}: argument {name!r}: expected a dtype of {allowed}, got {dtype}",
+        argument=name,
+        expected=f"a dtype of {allowed}",
+        got=dtype,
+        hint=hint,
+    )
+
+
+def device_of(catalog: Catalog, array: Any) -> str:
+    """Return the device that *array* is on, ``cpu:0``. Raises DeviceError where no target serves it, ArgumentError."""
+    try:
+        ask = array.__dlpack_device__
+    except AttributeError:
+        return "cpu"
+    try:
+        kind, index = map(int, ask())
+    except Exception as error:
+        raise ArgumentError(
+            f"the device of the {type(array).__name__} is not known: its __dlpack_device__ raised {describe(error)}",
+            expected="an array that tells its device",
+            hint=_ASARRAY,
+        ) from error
+    for target in catalog.targets.values():
+        if target.device_type == kind:
+            return f"{target.name}:{index}"
+    raise DeviceError(f"no installed plugin serves devices of DLPack type {kind}", hint="tlhub targets")

@@ -1,0 +1,326 @@
+"""Making problems: names and positions to canonical dims, defaults filled in, everything checked."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from tlhub.errors import ArgumentError, did_you_mean
+from tlhub.specs import DTYPES, Arg, Extent, Kernel, Option, Problem, Signature, Tensor, Value
+
+Shape = Any
+"""A sequence of extents in the kernel's order, or a mapping of dim names to extents."""
+
+_SYMBOL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|\?[0-9]+")
+_LARGEST = 2**31 - 1
+
+
+def make(kernel: Kernel, shape: Shape, dtype: str | Mapping[str, str], options: Mapping[str, Any]) -> Problem:
+    """Return the canonical problem of *kernel*.
+
+    *shape*: extents by position (all dims, or the required ones and as many trailing optional ones as
+    given) or by name; a string is a symbol, and equal symbols mean equal extents.
+    *dtype*: one name, or a mapping of input names to names. Raises ArgumentError.
+    """
+    main, given = _dtypes(kernel, dtype)
+    chosen = _options(kernel, main, options)
+    dims = _canonical(_dims(kernel, shape))
+    args = [a for a in (*kernel.inputs, *kernel.outputs) if _exists(a, chosen)]
+    unknown = set(given) - {a.name for a in args if a.dtype == "dtype"}
+    if unknown:
+        name = sorted(unknown)[0]
+        takes = [a.name for a in args if a.dtype == "dtype"]
+        raise ArgumentError(
+            f"{kernel.name}: no input {name!r} takes a dtype here; inputs that do: {', '.join(takes)}",
+            argument="dtype",
+            hint=", ".join(f"{n}={main}" for n in takes),
+        )
+    dtypes = tuple((a.name, _dtype_of(a, given.get(a.name, main), chosen)) for a in args)
+    problem = Problem(kernel.name, kernel.revision, dims, dtypes, tuple(chosen.items()))
+    reason = kernel.check(problem) if kernel.check else None
+    if reason:
+        raise ArgumentError(f"{kernel.name}: {reason}", hint=_contract(kernel))
+    return problem
+
+
+def signature(kernel: Kernel, problem: Problem) -> Signature:
+    """Return the arguments of the problem's binary, in the order in which it takes them."""
+    options, extents, dtypes = problem.option, problem.dim, dict(problem.dtypes)
+
+    def tensors(args: Iterable[Arg], output: bool) -> tuple[Tensor, ...]:
+        return tuple(
+            Tensor(a.name, a.dims, tuple(extents[d] for d in a.dims), dtypes[a.name], output)
+            for a in args
+            if _exists(a, options)
+        )
+
+    elide = next((d.name for d in kernel.dims if d.elide), None)
+    return Signature(tensors(kernel.inputs, False), tensors(kernel.outputs, True), kernel.scalars, elide)
+
+
+def generalise(problem: Problem, symbolic: Iterable[str]) -> Problem:
+    """Return *problem* with the dims named in *symbolic* made symbols, each its own."""
+    free = set(symbolic)
+    dims = tuple((name, f"free_{name}" if name in free else extent) for name, extent in problem.dims)
+    return Problem(problem.kernel, problem.revision, _canonical(dims), problem.dtypes, problem.options)
+
+
+def serves(general: Problem, problem: Problem) -> bool:
+    """Tell whether a binary made for *general* computes *problem*: some extents for its symbols fit."""
+    if (general.kernel, general.revision, general.dtypes, general.options) != (
+        problem.kernel,
+        problem.revision,
+        problem.dtypes,
+        problem.options,
+    ):
+        return False
+    bound: dict[str, Extent] = {}
+    for (_, wide), (_, narrow) in zip(general.dims, problem.dims, strict=True):
+        if isinstance(wide, str):
+            if bound.setdefault(wide, narrow) != narrow:
+                return False
+        elif wide != narrow:
+            return False
+    return True
+
+
+def patterns(kernel: Kernel, problem: Problem) -> tuple[Problem, ...]:
+    """Return the problems whose binaries serve *problem*: itself, then the kernel's patterns that do."""
+    found = [problem]
+    for names in kernel.patterns:
+        general = generalise(problem, names)
+        if general not in found and serves(general, problem):
+            found.append(general)
+    return tuple(found)
+
+
+# -- dims ------------------------------------------------------------------------------------------
+
+
+def extent(value: Any, kernel: str, dim: str) -> Extent:
+    """Return *value* as an extent: an integer of at least 0 (no bool, no float), or a symbol."""
+    if isinstance(value, str):
+        if _SYMBOL.fullmatch(value):
+            return value
+    elif not isinstance(value, bool):
+        try:
+            number = operator.index(value)
+        except TypeError:
+            number = -1
+        if 0 <= number <= _LARGEST:
+            return number
+    raise ArgumentError(
+        f"{kernel}: dim {dim} is {value!r}; a dim is an integer from 0 to {_LARGEST}, or a name such as {dim!r} "
+        "for a symbolic one",
+        argument=dim,
+        expected="an integer or a name",
+        got=repr(value),
+        hint=f"{dim}={_nearest_extent(value)}",
+    )
+
+
+def _nearest_extent(value: Any) -> int:
+    """Return the extent that was meant by *value*, 64.0 say, else one as an example."""
+    if isinstance(value, float) and value.is_integer() and 0 <= value <= _LARGEST:
+        return int(value)
+    return 1024
+
+
+def _dims(kernel: Kernel, shape: Shape) -> tuple[tuple[str, Extent], ...]:
+    names = [d.name for d in kernel.dims]
+    if isinstance(shape, Mapping):
+        given = dict(shape)
+        for name in given:
+            if name not in names:
+                near = did_you_mean(str(name), names)
+                raise ArgumentError(
+                    f"{kernel.name}: no dim {name!r}; its dims are {', '.join(names)}",
+                    argument="shape",
+                    hint=f"did you mean {near!r}?" if near else _usage(kernel),
+                )
+    elif isinstance(shape, (str, bytes)) or not isinstance(shape, Sequence):
+        raise ArgumentError(
+            f"{kernel.name}: the shape is {shape!r}; pass a tuple of extents or a mapping of dim names",
+            argument="shape",
+            hint=_commas(str(shape)) or _usage(kernel),
+        )
+    else:
+        given = dict(zip(_positions(kernel, shape), shape, strict=True))
+    missing = [d.name for d in kernel.dims if d.default is None and d.name not in given]
+    if missing:
+        raise ArgumentError(
+            f"{kernel.name}: dim {missing[0]} is missing; required: {_required(kernel)}",
+            argument=missing[0],
+            hint=_usage(kernel),
+        )
+    values: dict[str, Extent] = {n: extent(v, kernel.name, n) for n, v in given.items()}
+    for dim in kernel.dims:
+        if dim.name not in values:
+            values[dim.name] = values[dim.default] if isinstance(dim.default, str) else dim.default  # type: ignore[assignment]
+    return tuple((n, values[n]) for n in names)
+
+
+def _positions(kernel: Kernel, shape: Sequence[Any]) -> list[str]:
+    """Return the names of the dims that *shape* gives by position."""
+    count = len(shape)
+    required = [d.name for d in kernel.dims if d.default is None]
+    names = [d.name for d in kernel.dims]
+    if count == len(names):
+        return names
+    if len(required) <= count < len(names) and (count == len(required) or names[: len(required)] == required):
+        return [*required, *[n for n in names if n not in required]][:count]
+    raise ArgumentError(
+        f"{kernel.name}: {count} {'dim was' if count == 1 else 'dims were'} given; it takes {_required(kernel)}",
+        argument="shape",
+        expected=_required(kernel),
+        got=f"{count} dims",
+        hint=(_commas(shape[0]) if count == 1 else None) or _usage(kernel),
+    )
+
+
+def _usage(kernel: Kernel) -> str:
+    """Show how dims are given: ``by position 1024,1024, by name M=1024,N=1024``."""
+    required = [d.name for d in kernel.dims if d.default is None]
+    return f"by position {','.join('1024' for _ in required)}, by name {','.join(f'{n}=1024' for n in required)}"
+
+
+def _commas(typed: Any) -> str | None:
+    """Return what to type for ``64x64x64``: the same numbers, separated by commas."""
+    if not isinstance(typed, str) or not re.fullmatch(r"\s*\d+(\s*\D\s*\d+)+\s*", typed):
+        return None
+    return f"dims are separated by commas: {','.join(re.findall(r'[0-9]+', typed))}"
+
+
+def _contract(kernel: Kernel) -> str:
+    """Return the command that shows what the kernel takes."""
+    return f"tlhub kernels {kernel.name}"
+
+
+def _required(kernel: Kernel) -> str:
+    """Show the dims as a usage line does: ``M, N, K and optionally B=1``."""
+    required = ", ".join(d.name for d in kernel.dims if d.default is None)
+    optional = ", ".join(f"{d.name}={d.default}" for d in kernel.dims if d.default is not None)
+    return f"{required} and optionally {optional}" if optional else required
+
+
+def _canonical(dims: Iterable[tuple[str, Extent]]) -> tuple[tuple[str, Extent], ...]:
+    """Number the symbols by first appearance, so that their names reach no key."""
+    number: dict[str, str] = {}
+    return tuple((n, number.setdefault(e, f"?{len(number)}") if isinstance(e, str) else e) for n, e in dims)
+
+
+# -- dtypes and options ----------------------------------------------------------------------------
+
+
+def input_dtypes(kernel: Kernel, dtypes: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return those of *dtypes* that ``get`` takes: of the inputs whose dtype is the problem's own."""
+    takes = {a.name for a in kernel.inputs if a.dtype == "dtype"}
+    return {name: dtype for name, dtype in dtypes if name in takes}
+
+
+def dtype_name(value: Any) -> str:
+    """Return the plain name of a dtype: a string, or what NumPy, ml_dtypes, PyTorch and JAX use for one."""
+    if isinstance(value, str):
+        name = value
+    elif getattr(value, "isnative", True) is False:
+        name = str(value)  # ">f4": its name would not tell that its bytes are swapped
+    else:
+        name = getattr(value, "name", None) or getattr(value, "__name__", None) or str(value)
+    return name.removeprefix("torch.").removeprefix("jnp.").removeprefix("numpy.").removeprefix("np.")
+
+
+def _dtypes(kernel: Kernel, dtype: Any) -> tuple[str, dict[str, str]]:
+    if isinstance(dtype, Mapping):
+        given = {str(k): _check_dtype(kernel, dtype_name(v)) for k, v in dtype.items()}
+        if not given:
+            raise ArgumentError(
+                f"{kernel.name}: the mapping of dtypes is empty", argument="dtype", hint=f"dtype={kernel.dtypes[0]!r}"
+            )
+        first = next(a.name for a in kernel.inputs if a.dtype == "dtype")
+        return given.get(first, next(iter(given.values()))), given
+    return _check_dtype(kernel, dtype_name(dtype)), {}
+
+
+def _check_dtype(kernel: Kernel, name: str) -> str:
+    if name in kernel.dtypes:
+        return name
+    near = did_you_mean(name, kernel.dtypes)
+    what = "does not take" if name in DTYPES else "knows no"
+    raise ArgumentError(
+        f"{kernel.name}: it {what} dtype {name!r}; allowed: {', '.join(kernel.dtypes)}",
+        argument="dtype",
+        expected=", ".join(kernel.dtypes),
+        got=name,
+        hint=f"did you mean {near!r}?" if near else _contract(kernel),
+    )
+
+
+def _options(kernel: Kernel, dtype: str, given: Mapping[str, Any]) -> dict[str, Value]:
+    known = {o.name: o for o in kernel.options}
+    for name in given:
+        if name not in known:
+            raise _unknown_option(kernel, name)
+    return {o.name: _choice(kernel, o, given[o.name]) if o.name in given else default(o, dtype) for o in kernel.options}
+
+
+def default(option: Option, dtype: str) -> Value:
+    """Return the option's value where none is given, for a problem of *dtype*."""
+    if isinstance(option.default, Mapping):
+        return option.default[dtype]
+    return option.default
+
+
+def _choice(kernel: Kernel, option: Option, value: Any) -> Value:
+    if type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_"):
+        value = bool(value)
+    if not isinstance(value, (bool, int, str, type(None))) and all(isinstance(c, str) for c in option.choices):
+        value = dtype_name(value)  # np.float32 for "float32"
+    for choice in option.choices:
+        if type(choice) is type(value) and choice == value:
+            return choice
+    shown = ", ".join(repr(c) for c in option.choices)
+    numbers = isinstance(value, (int, float))  # 1 for True, as "true" is
+    meant = [c for c in option.choices if numbers and c == value or str(c).lower() == str(value).lower()]
+    written = {str(c): c for c in option.choices}
+    near = did_you_mean(value, written)
+    raise ArgumentError(
+        f"{kernel.name}: option {option.name} is {value!r}; allowed: {shown}",
+        argument=option.name,
+        expected=shown,
+        got=repr(value),
+        hint=f"{option.name}={meant[0]!r}"
+        if meant
+        else f"did you mean {written[near]!r}?"
+        if near
+        else _contract(kernel),
+    )
+
+
+def _unknown_option(kernel: Kernel, name: str) -> ArgumentError:
+    if any(s.name == name for s in kernel.scalars):
+        return ArgumentError(
+            f"{kernel.name}: {name} is a scalar: it is given at the call and is no part of the lookup",
+            argument=name,
+            hint=f"kernel = tlhub.get({kernel.name!r}, ...); kernel(..., {name}=...)",
+        )
+    names = [o.name for o in kernel.options]
+    near = did_you_mean(name, names)
+    return ArgumentError(
+        f"{kernel.name}: no option {name!r}; its options are {', '.join(names) or 'none'}",
+        argument=name,
+        hint=f"did you mean {near!r}?" if near else _contract(kernel),
+    )
+
+
+def _exists(arg: Arg, options: Mapping[str, Value]) -> bool:
+    return all(options[name] == value for name, value in arg.when.items())
+
+
+def _dtype_of(arg: Arg, main: str, options: Mapping[str, Value]) -> str:
+    if arg.dtype == "dtype":
+        return main
+    if arg.dtype.startswith("option:"):
+        return str(options[arg.dtype.removeprefix("option:")])
+    return arg.dtype

@@ -1,0 +1,277 @@
+"""Arrays of every library: handing them to a kernel, and making results of the caller's kind.
+
+Strides, offsets and alignment are the host shim's matter. Here is only what DLPack cannot say: NumPy's
+read-only flag, dtypes of ml_dtypes, PyTorch's lazy negation and gradients, JAX's immutable arrays.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from tlhub.errors import ArgumentError
+from tlhub.runtime.load import tensor_from_capsule
+from tlhub.specs import DTYPES, Tensor
+
+Lazy = Callable[[Any], bool]
+
+READABLE: dict[type, Lazy | None] = {}
+"""Types whose arrays tvm-ffi reads as they are. PyTorch's have a function that tells of one that is not what
+its memory says, and an attribute ``requires_grad``."""
+
+WRITABLE: dict[type, Lazy | None] = {}
+"""The same for outputs."""
+
+Maker = Callable[[Any, tuple[int, ...], str], Any]
+
+MAKERS: dict[type, Maker] = {}
+"""Types of which new arrays can be made and written: how, from an array of the kind, a shape and a dtype."""
+
+ASARRAY = "numpy.asarray(...) makes one of most things"
+NEW_OUTPUT = "leave out= away: the result is a new array"
+FRESH_OUTPUT = "out=numpy.empty_like(out), or leave out= away: the result is a new array"
+
+_DTYPE_OFFSET = 20  # of DLTensor.dtype: after a pointer, two integers of 32 bits and one
+
+_capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+
+
+def refuse(kernel: str, what: Tensor | str, expected: str, got: str, hint: str | None = None) -> ArgumentError:
+    """Return the error in the words that the host shim uses, of an array or of another argument by name."""
+    name, shown = (what.name, called(what)) if isinstance(what, Tensor) else (what, repr(what))
+    return ArgumentError(
+        f"{kernel}: argument {shown}: expected {expected}, got {got}",
+        argument=name,
+        expected=expected,
+        got=got,
+        hint=hint,
+    )
+
+
+def called(tensor: Tensor) -> str:
+    """Return what errors call an array argument: an output's caller knows it as ``out``."""
+    return f"{tensor.name!r} (out)" if tensor.output else repr(tensor.name)
+
+
+def converted(x: Any, tensor: Tensor, got: str) -> str:
+    """Return what to write for the array *x*, whose dtype is *got*, so that it is what *tensor* asks for."""
+    if tensor.output:
+        return NEW_OUTPUT
+    library, dtype = _library(x), tensor.dtype
+    if library == "torch":
+        return f"{tensor.name}.to(torch.{dtype})"
+    narrow = dtype == "bfloat16" or dtype.startswith("float8")  # NumPy code keeps their bits in unsigned integers
+    kind = f"ml_dtypes.{dtype}" if narrow and library == "numpy" else repr(dtype)
+    return f"{tensor.name}.{'view' if narrow and got == f'uint{DTYPES[dtype][1]}' else 'astype'}({kind})"
+
+
+def copied(x: Any, name: str) -> str:
+    """Return what to write for a copy of the array *x*, in C order and aligned."""
+    return f"{name}.contiguous().clone()" if _library(x) == "torch" else f"{name}.copy()"
+
+
+def readable(x: Any, tensor: Tensor, kernel: str) -> Any:
+    """Return *x* as tvm-ffi takes it, for reading. Raises ArgumentError."""
+    return _handed(x, tensor, kernel, writing=False)
+
+
+def writable(x: Any, tensor: Tensor, kernel: str) -> Any:
+    """Return *x* as tvm-ffi takes it, for writing. Raises ArgumentError."""
+    return _handed(x, tensor, kernel, writing=True)
+
+
+def direct(inputs: tuple[Any, ...]) -> bool:
+    """Tell whether tvm-ffi reads all *inputs* as they are."""
+    for x in inputs:
+        if type(x) not in READABLE:
+            return False
+        lazy = READABLE[type(x)]
+        if lazy is not None and (lazy(x) or x.requires_grad):
+            return False
+    return True
+
+
+def empty_like(x: Any, shape: tuple[int, ...], dtype: str) -> tuple[Any, Callable[[Any], Any] | None]:
+    """Return a new array of the kind of *x*, on its device, and how to finish it once it is written.
+
+    NumPy for NumPy, PyTorch for PyTorch, what its array namespace gives for others. Where arrays are
+    immutable (JAX) it is a NumPy array, and finishing makes it one of the kind.
+    """
+    library = _library(x)
+    if library == "torch":
+        return _torch_empty(x, shape, dtype), None
+    if library == "jax":
+        import jax
+
+        return _numpy_empty(x, shape, dtype), lambda made: jax.device_put(made, next(iter(x.devices())))
+    if library != "numpy" and hasattr(x, "__array_namespace__"):
+        namespace = x.__array_namespace__()
+        known = getattr(namespace, dtype, None)
+        if known is not None:
+            return namespace.empty(shape, dtype=known, device=x.device), None
+    made = _numpy_empty(x, shape, dtype)
+    back = getattr(sys.modules.get(library), "from_dlpack", None) if library != "numpy" else None
+    return made, back
+
+
+# -- one library each ------------------------------------------------------------------------------
+
+
+def _handed(x: Any, tensor: Tensor, kernel: str, *, writing: bool) -> Any:
+    library = _library(x)
+    try:
+        if library == "numpy":
+            return _numpy(x, tensor, kernel, writing)
+        if library == "torch":
+            return _torch(x, tensor, kernel)
+        if library == "jax" and writing:
+            raise refuse(
+                kernel, tensor, "an array that may be written", "a JAX array, which is immutable",
+                "leave out= away: the result is a new JAX array",
+            )  # fmt: skip
+        if not hasattr(type(x), "__dlpack__"):
+            raise refuse(
+                kernel,
+                tensor,
+                f"an array of {tensor.dtype}",
+                _what(x),
+                NEW_OUTPUT if writing else ASARRAY,
+            )
+        handed = tensor_from_capsule(x)
+    except ArgumentError:
+        raise
+    except Exception as error:  # whatever another library raises where it cannot export
+        reason = str(error).strip().partition("\n")[0]
+        raise refuse(kernel, tensor, "an array that DLPack can hand over", f"{_what(x)} ({reason})") from None
+    if hasattr(x, "shape"):
+        READABLE.setdefault(type(x), None)
+    if library != "jax":
+        WRITABLE.setdefault(type(x), None)
+    return handed
+
+
+def _numpy(x: Any, tensor: Tensor, kernel: str, writing: bool) -> Any:
+    import numpy as np
+
+    # looked up, not imported: np.ma takes an import lock, which a fork may leave locked in the child, and 10 ms
+    if isinstance(x, getattr(sys.modules.get("numpy.ma"), "MaskedArray", ())):
+        raise refuse(kernel, tensor, "an array without a mask", "a masked array", "pass array.filled(0)")
+    if not x.dtype.isnative:
+        raise refuse(
+            kernel, tensor, f"an array of {tensor.dtype} in this machine's byte order", f"dtype {x.dtype.str!r}",
+            "array.astype(array.dtype.newbyteorder('='))",
+        )  # fmt: skip
+    if writing and not x.flags.writeable:
+        raise refuse(kernel, tensor, "an array that may be written", "a read-only array", FRESH_OUTPUT)
+    item = x.dtype.itemsize
+    if not item or any(s % item for s, n in zip(x.strides, x.shape, strict=True) if n > 1):
+        raise refuse(
+            kernel,
+            tensor,
+            f"strides of whole items of {item} bytes",
+            f"strides of {x.strides} bytes",
+            "numpy.ascontiguousarray(array)",
+        )
+    name = x.dtype.name
+    view = x.view(np.ndarray)
+    label: tuple[int, int] | None = None
+    if x.dtype.type.__module__.partition(".")[0] == "ml_dtypes":
+        if name not in DTYPES:
+            raise refuse(kernel, tensor, f"dtype {tensor.dtype}", name, converted(x, tensor, name))
+        label = DTYPES[name]
+        view = view.view(f"u{item}")
+    elif x.dtype.kind not in "biufc":
+        raise refuse(kernel, tensor, f"dtype {tensor.dtype}", name, converted(x, tensor, name))
+    if not view.flags.writeable:
+        view = np.asarray(_Borrowed(view))
+    if type(x) is np.ndarray:
+        READABLE[np.ndarray] = WRITABLE[np.ndarray] = None
+        MAKERS[np.ndarray] = _numpy_empty
+    capsule = view.__dlpack__()
+    if label is not None:
+        _relabel(capsule, label)
+    return tensor_from_capsule(capsule)
+
+
+class _Borrowed:
+    """The memory of a read-only array, as an array interface that does not say so. It is only read."""
+
+    def __init__(self, array: Any) -> None:
+        interface = dict(array.__array_interface__)
+        interface["data"] = (interface["data"][0], False)
+        interface["strides"] = array.strides
+        self.__array_interface__ = interface
+        self._keep = array
+
+
+def _relabel(capsule: Any, dtype: tuple[int, int]) -> None:
+    """Write the contract's dtype over that of the integer view that a fresh DLPack *capsule* holds."""
+    at = _capsule_pointer(capsule, b"dltensor") + _DTYPE_OFFSET
+    ctypes.c_uint8.from_address(at).value = dtype[0]
+
+
+def _torch(x: Any, tensor: Tensor, kernel: str) -> Any:
+    torch = sys.modules["torch"]
+    if x.layout is not torch.strided or x.device.type == "meta":
+        raise refuse(
+            kernel, tensor, "a dense tensor", f"a tensor of layout {x.layout} on {x.device}", "tensor.to_dense()"
+        )
+    if x.is_neg() or x.is_conj():
+        raise refuse(
+            kernel, tensor, "a tensor without lazy negation or conjugation", "one with it",
+            "tensor.resolve_neg().resolve_conj()",
+        )  # fmt: skip
+    if x.requires_grad and torch.is_grad_enabled():
+        raise refuse(
+            kernel, tensor, "a tensor that needs no gradient", "one that requires grad",
+            "tensor.detach(), or call it under torch.no_grad()",
+        )  # fmt: skip
+    READABLE[type(x)] = WRITABLE[type(x)] = torch.Tensor.is_neg
+    MAKERS[type(x)] = _torch_empty
+    return tensor_from_capsule(x.detach())
+
+
+def _library(x: Any) -> str:
+    """Return the name of the array library that *x* is of."""
+    kind = type(x)
+    if kind not in _libraries:
+        _libraries[kind] = _library_of(kind)
+    return _libraries[kind]
+
+
+def _library_of(kind: type) -> str:
+    for base in kind.__mro__:
+        name = base.__module__.partition(".")[0]
+        if name in ("numpy", "torch"):
+            return name if hasattr(kind, "__dlpack__") else "builtins"
+        if name in ("jax", "jaxlib"):
+            return "jax"
+    return kind.__module__.partition(".")[0]
+
+
+_libraries: dict[type, str] = {}
+
+
+def _what(x: Any) -> str:
+    kind = type(x)
+    return "None" if x is None else f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
+
+
+def _torch_empty(x: Any, shape: tuple[int, ...], dtype: str) -> Any:
+    torch = sys.modules["torch"]
+    return torch.empty(shape, dtype=getattr(torch, dtype), device=x.device)
+
+
+def _numpy_empty(x: Any, shape: tuple[int, ...], dtype: str) -> Any:
+    import numpy as np
+
+    try:
+        return np.empty(shape, dtype)
+    except TypeError:
+        import ml_dtypes
+
+        return np.empty(shape, getattr(ml_dtypes, dtype))

@@ -1,0 +1,284 @@
+"""CompiledKernel: what ``get`` returns, a loaded entry that can be called."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from tlhub.errors import ArgumentError, PluginError, did_you_mean
+from tlhub.problem import default
+from tlhub.runtime import arrays
+from tlhub.runtime.arrays import MAKERS, WRITABLE
+from tlhub.specs import LIBRARY, Config, Kernel, Problem, Signature
+
+if TYPE_CHECKING:
+    from tlhub.cache.entry import Entry
+
+_REFUSAL = re.compile(r"(?P<kernel>.+?): argument '(?P<argument>[^']*)': expected (?P<expected>.*), got (?P<got>.*)")
+_PROGRAM = "tlhub_program"
+"""What toolchain tvm names the program: it is in the message of every check that TVM put there."""
+_COUNT = re.compile(r".+?: expected \d+ arguments \(.*\), got \d+")
+
+
+class CompiledKernel:
+    """A kernel for one problem, ready to be called: ``k(*inputs, out=None, stream=None, workspace=None, **scalars)``.
+
+    ``problem``, ``schedule``, ``config``, ``arch``: what was chosen. ``origin``: memory, cache, site,
+    prebuilt, remote or built; ``match``: exact, compatible or revision. ``entry``: what was loaded, ``key``
+    its build digest. ``function``: the tvm-ffi function itself, for callers that pass every argument.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        problem: Problem,
+        signature: Signature,
+        function: Callable[..., Any],
+        *,
+        schedule: str,
+        config: Config,
+        arch: str,
+        origin: str,
+        match: str,
+        entry: Entry,
+    ) -> None:
+        self.kernel = kernel
+        self.problem = problem
+        self.signature = signature
+        self.function = function
+        self.schedule = schedule
+        self.config = config
+        self.arch = arch
+        self.origin = origin
+        self.match = match
+        self.entry = entry
+        self._rest = (None,) * (1 + len(signature.scalars))  # no workspace, and the scalars' defaults
+        self._position = {s.name: i for i, s in enumerate(signature.scalars)}
+        self._single = len(signature.outputs) == 1
+        self._plans, self._lead, self._lead_rank = _plan(problem, signature)
+
+    @property
+    def key(self) -> str:
+        """The build digest of the entry."""
+        return self.entry.manifest.build_digest
+
+    def source(self) -> str:
+        """Return the readable source of the program that the library was compiled from."""
+        names = sorted(name for name in self.entry.manifest.members if name != LIBRARY)
+        return "\n".join(self.entry.read(name).decode() for name in names)
+
+    def __repr__(self) -> str:
+        dims = ", ".join(f"{n}={e}" for n, e in self.problem.dims)
+        return (
+            f"<CompiledKernel {self.kernel.name}({dims}) {self.problem.dtype} "
+            f"by {self.schedule} for {self.arch}, {self.origin}>"
+        )
+
+    def __call__(self, *inputs: Any, out: Any = None, stream: Any = None, workspace: Any = None, **scalars: Any) -> Any:
+        """Run the kernel on *inputs*, in the contract's order, and return the output or a tuple of them.
+
+        *out*: the array to write, or a tuple of arrays where there are several outputs; without it new
+        arrays of the kind of the first input are made. *scalars*: by name, the contract's defaults
+        otherwise. Raises ArgumentError, which is a ValueError and a TypeError, before anything is written.
+        """
+        if out is None and self._single and inputs and type(inputs[0]) in MAKERS:
+            # Only a convenience: whatever is wrong with the inputs is told below.
+            out = MAKERS[type(inputs[0])](inputs[0], self._shapes(inputs)[0], self.signature.outputs[0].dtype)
+        kind = type(out)
+        if kind in WRITABLE and stream is None:
+            # Arrays that tvm-ffi takes as they are go straight to the library, which checks everything.
+            lazy = WRITABLE[kind]
+            try:
+                for x in inputs:
+                    if type(x) is not kind or (lazy is not None and (lazy(x) or x.requires_grad)):
+                        break
+                else:
+                    if lazy is None or not (lazy(out) or out.requires_grad):
+                        rest = (workspace, *self._values(scalars)) if scalars or workspace is not None else self._rest
+                        self.function(*inputs + (out,) + rest)
+                        return out
+            except BufferError:
+                pass  # an array that has to be wrapped: it is read-only, say
+            except (ValueError, TypeError, OverflowError) as error:
+                if self._single:
+                    raise self._explain(error, inputs) from None
+            except RuntimeError:
+                self._blame(inputs, [out])
+                raise
+        return self._call(inputs, out, stream, workspace, scalars)
+
+    def _call(self, inputs: tuple[Any, ...], out: Any, stream: Any, workspace: Any, scalars: Mapping[str, Any]) -> Any:
+        """Run on arrays of any kind."""
+        name, sign = self.kernel.name, self.signature
+        values = self._values(scalars)  # first: an input passed by name is told as that, not as one missing
+        if len(inputs) != len(sign.inputs):
+            raise self._wrong_count(inputs)
+        if stream is not None:
+            raise arrays.refuse(
+                name, "stream", f"None, for {self.arch} has no streams", type(stream).__name__, "leave stream= away"
+            )
+        read = inputs
+        if not arrays.direct(inputs):
+            read = tuple(arrays.readable(x, t, name) for x, t in zip(inputs, sign.inputs, strict=True))
+        finish: list[Callable[[Any], Any] | None] = [None] * len(sign.outputs)
+        if out is None:
+            shapes = self._shapes(read)
+            made = [arrays.empty_like(inputs[0], s, t.dtype) for t, s in zip(sign.outputs, shapes, strict=True)]
+            results, finish = [m for m, _ in made], [f for _, f in made]
+        else:
+            results = [out] if self._single else self._several(out)
+        try:
+            try:
+                self.function(*read, *self._written(results), workspace, *values)
+            except BufferError:  # a read-only NumPy array, say, of a type that may otherwise be handed over
+                read = tuple(arrays.readable(x, t, name) for x, t in zip(inputs, sign.inputs, strict=True))
+                self.function(*read, *self._written(results), workspace, *values)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise self._explain(error, inputs) from None
+        except RuntimeError:
+            self._blame(inputs, results)
+            raise
+        done = tuple(f(x) if f else x for f, x in zip(finish, results, strict=True))
+        return done[0] if self._single else done
+
+    def _written(self, results: list[Any]) -> list[Any]:
+        """Return the outputs as tvm-ffi takes them."""
+        return [arrays.writable(x, t, self.kernel.name) for x, t in zip(results, self.signature.outputs, strict=True)]
+
+    def _values(self, scalars: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Return the scalars in the binary's order, None for those that were not given."""
+        values: list[Any] = list(self._rest[1:])
+        for name, value in scalars.items():
+            position = self._position.get(name)
+            if position is None:
+                raise self._unknown(name)
+            values[position] = value
+        return tuple(values)
+
+    def _shapes(self, read: tuple[Any, ...]) -> list[tuple[int, ...]]:
+        """Return the outputs' shapes, as the inputs have them."""
+        try:
+            left_out = self._lead is not None and len(read[self._lead].shape) < self._lead_rank
+            return [
+                tuple([e if type(e) is int else read[e[0]].shape[e[1]] for e in plan[1 if left_out and short else 0 :]])
+                for plan, short in self._plans
+            ]
+        except (IndexError, AttributeError):  # an input that the library refuses, before it looks at outputs
+            return [(0,) * len(plan) for plan, _ in self._plans]
+
+    def _several(self, out: Any) -> list[Any]:
+        names = [t.name for t in self.signature.outputs]
+        if not isinstance(out, (tuple, list)) or len(out) != len(names):
+            got = f"{len(out)} of them" if isinstance(out, (tuple, list)) else type(out).__name__
+            raise arrays.refuse(
+                self.kernel.name,
+                "out",
+                f"a tuple of {len(names)} arrays ({', '.join(names)})",
+                got,
+                f"out=({', '.join(names)})",
+            )
+        return list(out)
+
+    def _blame(self, inputs: tuple[Any, ...], results: list[Any]) -> None:
+        """Raise an ArgumentError if it was an array that its own library could not hand over."""
+        for x, t in zip(inputs, self.signature.inputs, strict=False):
+            arrays.readable(x, t, self.kernel.name)
+        for x, t in zip(results, self.signature.outputs, strict=False):
+            arrays.writable(x, t, self.kernel.name)
+
+    # -- errors ------------------------------------------------------------------------------------
+
+    def _explain(self, error: Exception, inputs: tuple[Any, ...]) -> Exception:
+        """Return the ArgumentError that the library's own refusal stands for."""
+        if isinstance(error, ArgumentError):
+            return error
+        line = str(error).strip().partition("\n")[0]
+        match = _REFUSAL.fullmatch(line)
+        if match:
+            return self._refused(match["argument"], match["expected"], match["got"], inputs)
+        if _COUNT.fullmatch(line) or len(inputs) != len(self.signature.inputs):
+            return self._wrong_count(inputs)
+        if _PROGRAM in str(error):  # the shim let it pass: not the caller's fault
+            return PluginError(
+                f"{self.kernel.name}: the program of {self.schedule!r} refuses what the contract allows: {error}",
+                hint=f"tlhub schedules {self.kernel.name}",
+            )
+        return ArgumentError(f"{self.kernel.name}: {line}", hint=f"tlhub kernels {self.kernel.name}")
+
+    def _refused(self, argument: str, expected: str, got: str, inputs: tuple[Any, ...]) -> ArgumentError:
+        """Return the refusal of an argument with what to do about it."""
+        sign = self.signature
+        place, tensor = next(
+            ((i, t) for i, t in enumerate((*sign.inputs, *sign.outputs)) if t.name == argument), (0, None)
+        )
+        if tensor is None:
+            kind = next((s.kind for s in sign.scalars if s.name == argument), None)
+            hint = f"{argument}={kind}(...)" if kind else f"leave {argument}= away"
+            return arrays.refuse(self.kernel.name, argument, expected, got, hint)
+        if tensor.output:
+            other = expected.startswith(("shape", "dtype", "an array o"))
+            hint = arrays.NEW_OUTPUT if other else arrays.FRESH_OUTPUT
+        elif expected.startswith("dtype"):
+            hint = arrays.converted(inputs[place], tensor, got)
+        elif expected.startswith("shape"):
+            hint = self._other_get()
+        elif expected.startswith("an array of "):
+            hint = arrays.ASARRAY
+        elif expected.startswith("an array on"):
+            hint = "tlhub targets"
+        else:  # of other strides, or aligned
+            hint = arrays.copied(inputs[place], argument)
+        return arrays.refuse(self.kernel.name, tensor, expected, got, hint)
+
+    def _other_get(self) -> str:
+        """Return the call that makes a kernel for arrays of other shapes."""
+        usual = {o.name: default(o, self.problem.dtype) for o in self.kernel.options}
+        options = [f"{name}={value!r}" for name, value in self.problem.options if value != usual[name]]
+        words = [repr(self.kernel.name), *[t.name for t in self.signature.inputs], *options]
+        return f"tlhub.get_for({', '.join(words)})"
+
+    def _wrong_count(self, inputs: tuple[Any, ...]) -> ArgumentError:
+        names = [t.name for t in self.signature.inputs]
+        expected = f"{len(names)} inputs ({', '.join(names)})"
+        missing = names[len(inputs)] if len(inputs) < len(names) else None
+        return ArgumentError(
+            f"{self.kernel.name}: expected {expected}, got {len(inputs)}",
+            argument=missing,
+            expected=expected,
+            got=str(len(inputs)),
+            hint=f"kernel({', '.join(names)})" if missing else "outputs are passed as out=",
+        )
+
+    def _unknown(self, name: str) -> ArgumentError:
+        known = list(self._position)
+        near = did_you_mean(name, known)
+        inputs, outputs = ([t.name for t in side] for side in (self.signature.inputs, self.signature.outputs))
+        told = f"no scalar {name!r}; its scalars are {', '.join(known) or 'none'}"
+        if name in inputs:
+            told = f"{name!r} is an input, and was passed by name"
+            hint = f"inputs go by position: kernel({', '.join(inputs)})"
+        elif name in outputs:
+            told = f"{name!r} is an output, and was passed by name"
+            hint = f"outputs are passed as out=: kernel({', '.join(inputs)}, out={name})"
+        elif name in self.problem.option:
+            hint = f"{name} is an option of the lookup: tlhub.get({self.kernel.name!r}, ..., {name}=...)"
+        else:
+            hint = f"did you mean {near!r}?" if near else f"tlhub kernels {self.kernel.name}"
+        return ArgumentError(f"{self.kernel.name}: {told}", argument=name, hint=hint)
+
+
+def _plan(problem: Problem, signature: Signature) -> tuple[list[tuple[tuple[Any, ...], bool]], int | None, int]:
+    """Return where the outputs' extents come from, and which input says whether the leading dim is left out.
+
+    Of each output: per dim an extent, or an input and an axis counted from the end; and whether its leading
+    dim may be left out. Then the first input that may leave it out, if any, and the rank it has otherwise.
+    """
+    leads = [t.dims[:1] == (signature.elide,) for t in signature.inputs]
+    lead = leads.index(True) if True in leads else None
+    where: dict[str, Any] = {n: e for n, e in problem.dims if isinstance(e, int)}
+    for i, tensor in enumerate(signature.inputs):
+        for axis, dim in enumerate(tensor.dims):
+            where.setdefault(dim, (i, axis - len(tensor.dims)))
+    plans = [(tuple(where.get(d, 0) for d in t.dims), t.dims[:1] == (signature.elide,)) for t in signature.outputs]
+    return plans, lead, 0 if lead is None else len(signature.inputs[lead].dims)

@@ -1,0 +1,36 @@
+"""The source digest of a schedule: what its program's bytes are, whoever installed them and wherever."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+
+from tlhub.errors import PluginError
+from tlhub.specs import Schedule
+
+
+def digest(schedule: Schedule) -> str:
+    """Return the SHA-256 of the modules that make *schedule*'s programs. Raises PluginError if one is missing."""
+    return _digest(schedule.sources or (schedule.program.partition(":")[0],))
+
+
+@functools.cache
+def _digest(modules: tuple[str, ...]) -> str:
+    total = hashlib.sha256()
+    for name in modules:
+        data = _read(name)
+        total.update(f"{name}\0{len(data)}\0".encode())
+        total.update(data)
+    return total.hexdigest()
+
+
+def _read(name: str) -> bytes:
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError) as error:
+        raise PluginError(f"source module {name!r} of a schedule cannot be found: {error}") from error
+    if spec is None or not spec.origin:
+        raise PluginError(f"source module {name!r} of a schedule cannot be found")
+    with open(spec.origin, "rb") as file:
+        return file.read()

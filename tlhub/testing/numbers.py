@@ -1,0 +1,96 @@
+"""Running a compiled kernel and holding its numbers against the contract's reference and tolerance."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tlhub.problem import input_dtypes
+from tlhub.specs import Extent, Kernel, Problem
+from tlhub.testing.data import Array, default_scalars, function, inputs, poisoned, spilled
+
+
+def check(
+    what: Any,
+    *,
+    dims: Mapping[str, Extent] | None = None,
+    arrays: Mapping[str, Array] | None = None,
+    scalars: Mapping[str, float] | None = None,
+    seed: int = 0,
+    scale: float = 1.0,
+    kernel: Kernel | None = None,
+) -> float:
+    """Run *what* on random data with poisoned outputs, and return its worst ratio of error to bound.
+
+    *what*: a CompiledKernel, or a Problem, which ``tlhub.get`` then serves on this machine.
+    *dims*: extents for the symbolic dims. *arrays*: inputs by name in place of random ones.
+    *kernel*: the contract (default: that of *what*, or the installed one of the problem's name).
+    Raises AssertionError that names the element, its value, what the reference says and the bound; or says
+    what was written outside an output.
+    """
+    from tlhub import catalog, hub
+
+    problem = what if isinstance(what, Problem) else what.problem
+    contract = kernel or getattr(what, "kernel", None)
+    if not isinstance(contract, Kernel):
+        contract = catalog.load().kernel(problem.kernel)
+    if isinstance(what, Problem):
+        what = hub.get(contract.name, problem.dim, input_dtypes(contract, problem.dtypes), **problem.option)
+    problem = bind(problem, dims or {})
+    given = dict(arrays) if arrays is not None else inputs(contract, problem, seed, scale)
+    values = default_scalars(contract, problem, scalars)
+    outputs = poisoned(contract, problem)
+    names = [name for name, _ in problem.dtypes]
+    what(*(given[name] for name in names[: len(given)]), out=outputs[0] if len(outputs) == 1 else outputs, **values)
+    for name, output in zip(names[len(given) :], outputs, strict=True):
+        if spilled(output):
+            raise AssertionError(f"{contract.name}: something was written outside output {name!r}")
+    reference = function(contract.reference)(problem, given, values)
+    bounds = function(contract.tolerance)(problem, given, values, reference)
+    return max(
+        (compare(o, r, b, name) for name, o, r, b in zip(names[len(given) :], outputs, reference, bounds, strict=True)),
+        default=0.0,
+    )
+
+
+def compare(output: Any, reference: Any, bound: Any, name: str = "output") -> float:
+    """Return the worst ratio of error to *bound* over all elements; NaN and infinities must be equal.
+
+    Raises AssertionError for the worst element where that is above 1, with its place, value, what was
+    expected and the bound, and how many are wrong.
+    """
+    got, want = np.asarray(output).astype(np.float64), np.asarray(reference).astype(np.float64)
+    if got.shape != want.shape:
+        raise AssertionError(f"{name}: shape {got.shape}, expected {want.shape}")
+    limit = np.broadcast_to(np.asarray(bound, dtype=np.float64), want.shape)
+    if not want.size:
+        return 0.0
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        error = np.abs(got - want)
+        same = (got == want) | (np.isnan(got) & np.isnan(want))
+        # a value beyond the range of the output's format is right as the infinity that the format rounds it to
+        rounded = want.astype(np.asarray(output).dtype).astype(np.float64)
+        same |= np.isinf(rounded) & (got == rounded)
+        ratio = np.where(same, 0.0, error / limit)
+    ratio[np.isnan(ratio)] = np.inf  # a NaN or an infinity on one side only, or a bound that is none
+    place = np.unravel_index(int(ratio.argmax()), ratio.shape)
+    worst = float(ratio[place])
+    if worst > 1:
+        raise AssertionError(
+            f"{name}[{', '.join(str(int(i)) for i in place)}] is {float(got[place])!r}, "
+            f"expected {float(want[place])!r} within {limit[place]:.3g}: {worst:.3g} times the bound; "
+            f"{int((ratio > 1).sum())} of {ratio.size} elements are out of it"
+        )
+    return worst
+
+
+def bind(problem: Problem, dims: Mapping[str, Extent]) -> Problem:
+    """Return *problem* with its symbolic dims set from *dims*; equal symbols take equal extents."""
+    bound = {extent: dims[name] for name, extent in problem.dims if isinstance(extent, str) and name in dims}
+    fixed = [(name, bound.get(extent, extent) if isinstance(extent, str) else extent) for name, extent in problem.dims]
+    for name, extent in fixed:
+        if dims.get(name, extent) != extent:
+            raise AssertionError(f"dim {name} is {extent!r} in the problem and {dims[name]!r} here")
+    return Problem(problem.kernel, problem.revision, tuple(fixed), problem.dtypes, problem.options)

@@ -1,0 +1,173 @@
+"""Workloads: lists of problems in TOML, for ``tlhub cache prewarm --from``.
+
+[[problem]]
+kernel = "gemm"
+shape = [1024, 1024, 1024]              # or { M = 1024, N = 1024, K = 1024 }; a string is a symbol
+dtype = "float32"                       # or { a = "float8_e4m3fn", b = "float8_e5m2" }
+options = { trans_b = true }            # optional
+archs = ["cpu:x86-64-v3"]               # optional; default: the arch of the default device
+schedule = "..."                        # optional
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from tlhub.catalog import Catalog
+from tlhub.devices import canonical_arch
+from tlhub.errors import ArgumentError, TlhubError, UnknownName, did_you_mean
+from tlhub.problem import make
+from tlhub.specs import Value
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_KINDS: dict[str, tuple[tuple[type, ...], str, str]] = {
+    # key -> types, what it is, an example
+    "kernel": ((str,), "a name", '"gemm"'),
+    "shape": ((list, dict), "a list of extents or a table of dim names", "[1024, 1024, 1024]"),
+    "dtype": ((str, dict), "a dtype's name or a table of arguments to names", '"float32"'),
+    "options": ((dict,), "a table", "{ trans_b = true }"),
+    "archs": ((list,), "a list of archs", '["cpu:native"]'),
+    "schedule": ((str,), "a name", '"blocked"'),
+}
+_REQUIRED = ("kernel", "shape", "dtype")
+_EXAMPLE = r'[[problem]]\nkernel = "gemm"\nshape = ["M", "N", "K"]\ndtype = "float32"\n'
+
+
+@dataclass(frozen=True)
+class Item:
+    """One problem for one arch (None: that of the default device), as ``tlhub.get`` takes it."""
+
+    kernel: str
+    shape: tuple[Any, ...] | dict[str, Any]
+    dtype: str | dict[str, str]
+    options: dict[str, Value]
+    arch: str | None = None
+    schedule: str | None = None
+
+    def request(self) -> dict[str, Any]:
+        """Return the keyword arguments of ``tlhub.get``."""
+        return {
+            "kernel": self.kernel,
+            "shape": self.shape,
+            "dtype": self.dtype,
+            "arch": self.arch,
+            "schedule": self.schedule,
+            **self.options,
+        }
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A problem that cannot be asked for. ``where``: the file and the problem's number; ``error``: what is wrong."""
+
+    where: str
+    error: TlhubError
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.error}"
+
+
+def read(path: str, catalog: Catalog) -> tuple[Item | Mistake, ...]:
+    """Return the problems of the file *path*, one for each arch that a problem names, each checked against its
+    kernel's contract; what is wrong with one leaves the others alone.
+
+    Raises ArgumentError, which names the file, if it cannot be read or is no list of problems.
+    """
+    try:
+        with open(path, "rb") as file:
+            text = file.read().decode()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        file_name = shlex.quote(path)
+        missing = isinstance(error, FileNotFoundError)
+        hint = f"printf '{_EXAMPLE}' > {file_name}" if missing else f"file {file_name}"
+        raise ArgumentError(f"workload {path!r} cannot be read: {reason}", argument="workload", hint=hint) from error
+    return parse(text, path, catalog)
+
+
+def parse(text: str, path: str, catalog: Catalog) -> tuple[Item | Mistake, ...]:
+    """Return the problems of a workload's *text*; *path* is what errors call it. Raises ArgumentError."""
+    example = f"printf '{_EXAMPLE}' >> {shlex.quote(path)}"
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        line = re.search(r"line ([0-9]+)", str(error))
+        show = f"sed -n {line[1]}p" if line else "tail -n 1"
+        hint = f"{show} {shlex.quote(path)}"
+        raise ArgumentError(f"workload {path!r} is not TOML: {error}", argument="workload", hint=hint) from error
+    unknown = next((name for name in document if name != "problem"), None)
+    tables = document.get("problem", [])
+    if unknown is not None or not isinstance(tables, list) or not all(isinstance(t, dict) for t in tables):
+        what = f"it has {unknown!r}" if unknown is not None else "'problem' is no array of tables"
+        raise ArgumentError(
+            f"workload {path!r}: {what}; it holds [[problem]] tables and nothing else",
+            argument=unknown or "problem",
+            hint=f"grep -n {shlex.quote(unknown or 'problem')} {shlex.quote(path)}",
+        )
+    if not tables:
+        raise ArgumentError(f"workload {path!r} holds no problem", argument="problem", hint=example)
+    found: list[Item | Mistake] = []
+    for number, table in enumerate(tables, 1):
+        try:
+            found += _items(table, catalog)
+        except TlhubError as error:
+            found.append(Mistake(f"workload {path!r}, problem {number}", error))
+    return tuple(found)
+
+
+def _items(table: dict[str, Any], catalog: Catalog) -> list[Item]:
+    for name, value in table.items():
+        if name not in _KINDS:
+            near = did_you_mean(name, _KINDS)
+            raise ArgumentError(
+                f"unknown key {name!r}; allowed: {', '.join(_KINDS)}",
+                argument=name,
+                hint=f"did you mean {near!r}?"
+                if near
+                else f"options = {{ {name} = ... }} if it is one of the kernel's",
+            )
+        kinds, expected, example = _KINDS[name]
+        if not isinstance(value, kinds):
+            raise ArgumentError(
+                f"{name} is {value!r}; it is {expected}",
+                argument=name,
+                expected=expected,
+                got=repr(value),
+                hint=f"{name} = {example}",
+            )
+    missing = next((name for name in _REQUIRED if name not in table), None)
+    if missing:
+        _, expected, example = _KINDS[missing]
+        raise ArgumentError(f"{missing} is missing; it is {expected}", argument=missing, hint=f"{missing} = {example}")
+    shape, options = table["shape"], table.get("options", {})
+    extents = tuple(shape) if isinstance(shape, list) else shape
+    archs: list[Any] = table.get("archs", [None])
+    if not archs:
+        raise ArgumentError(
+            "archs is empty; leave it out for the default device's",
+            argument="archs",
+            hint=f"archs = {_KINDS['archs'][2]}",
+        )
+    make(catalog.kernel(table["kernel"]), extents, table["dtype"], options)
+    names = [None if a is None else canonical_arch(catalog, str(a))[1] for a in archs]
+    schedule = _schedule(catalog, table["kernel"], table.get("schedule"))
+    return [Item(table["kernel"], extents, table["dtype"], options, name, schedule) for name in names]
+
+
+def _schedule(catalog: Catalog, kernel: str, name: str | None) -> str | None:
+    known = [s.name for s in catalog.schedules.get(kernel, ())]
+    if name is not None and name not in known:
+        near = did_you_mean(name, known)
+        raise UnknownName(
+            f"unknown schedule {name!r} of {kernel}; known: {', '.join(known) or 'none'}",
+            hint=f"did you mean {near!r}?" if near else f"tlhub schedules {kernel}",
+        )
+    return name
