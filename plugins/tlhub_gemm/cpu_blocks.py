@@ -34,10 +34,9 @@ from tlhub_gemm.cpu_ir import (
     maximum,
     minimum,
     unmoved,
-    view,
     when,
 )
-from tlhub_gemm.cpu_tiles import Plan, fetch, multiply, pack_a, pack_b, panel_size
+from tlhub_gemm.cpu_tiles import RUN, Plan, fetch, multiply, pack_a, pack_b, panel_size
 
 _ONE = 0x3FF0000000000000
 """The bits of 1.0."""
@@ -61,7 +60,8 @@ def blocked(plan: Plan, close: Function) -> tuple[Task, list[Function]]:
         bands = bind(f["batch"] * rows)
         groups = _groups(plan, bands, columns, part["count"])
         blocks = bind(maximum(ceil_div(f["k"], i64(plan.kc)), i64(1)))
-        depth = bind(ceil_div(f["k"], blocks))
+        # whole rounds of the inner loop, but for the last block
+        depth = bind(ceil_div(f["k"], blocks * i64(RUN)) * i64(RUN))
         widest = bind(minimum(ceil_div(columns, groups), i64(plan.nc)))
         left = bind(minimum(rows, i64(plan.mc)) * panel_size(plan, depth))
         right = bind(widest * depth * i64(nr))
@@ -100,7 +100,7 @@ def _panels(plan: Plan, load_a: Function, load_b: Function, tiles: Function) -> 
 
     def body(*args: Expr) -> None:
         o, (batch, top, bottom, j0, j1) = operands(args)
-        f = read(("m", "n", "k", "a_at", "a_b", "a_m", "a_k", "b_at", "b_b", "b_k", "b_n", "tall", "broad"), o.call)
+        f = read(("m", "n", "k", "a_at", "a_b", "a_m", "a_k", "b_at", "b_b", "b_k", "b_n"), o.call)
         part = read(("blocks", "depth", "right"), o.part)
         blocks, depth = part["blocks"], part["depth"]
         with loop(0, blocks) as block:
@@ -112,7 +112,7 @@ def _panels(plan: Plan, load_a: Function, load_b: Function, tiles: Function) -> 
                 o.b,
                 f["b_at"] + batch * f["b_b"] + k0 * f["b_k"] + j0 * i64(nr) * f["b_n"],
                 *(f["b_k"], f["b_n"], deep, minimum((j1 - j0) * i64(nr), f["n"] - j0 * i64(nr))),
-                *(f["broad"], o.scratch, part["right"]),
+                *(o.scratch, part["right"]),
             )
             stacks = bind(ceil_div(bottom - top, i64(plan.mc)))
             with loop(0, stacks) as stack:
@@ -121,7 +121,7 @@ def _panels(plan: Plan, load_a: Function, load_b: Function, tiles: Function) -> 
                     o.a,
                     f["a_at"] + batch * f["a_b"] + i0 * i64(mr) * f["a_m"] + k0 * f["a_k"],
                     *(f["a_m"], f["a_k"], minimum((i1 - i0) * i64(mr), f["m"] - i0 * i64(mr)), deep),
-                    *(f["tall"], o.scratch, 0),
+                    *(o.scratch, 0),
                 )
                 tiles(*o.pointers, batch, i0, i1, j0, j1, top, deep, more, last)
 
@@ -143,20 +143,16 @@ def _tiles(plan: Plan, product: Function, gather: Function, close: Function) -> 
         f, part = read(names, o.call), read(("blocks", "widest", "right", "sums"), o.part)
         apart = i64(0) if plan.in_place else bind(tirx.Select(part["blocks"] > i64(1), i64(tile), i64(0)))
         size = bind(panel_size(plan, deep))
-        line = 64 // plan.size
-        lines = bind(ceil_div(deep * i64(nr // line), maximum(i1 - i0, i64(1))))
-        panels = view(o.scratch, plan.acc)
         with loop(j0, j1) as j, loop(i0, i1) as i:
             have_m, have_n = bind(minimum(f["m"] - i * i64(mr), i64(mr))), bind(minimum(f["n"] - j * i64(nr), i64(nr)))
             place = bind(f["c_at"] + batch * f["c_b"] + i * i64(mr) * f["c_m"] + j * i64(nr) * f["c_n"])
             slot = bind(part["sums"] + ((i - top) * part["widest"] + (j - j0)) * apart)
             at, bt = bind((i - i0) * size), bind(part["right"] + (j - j0) * deep * i64(nr))
-            with loop(0, lines) as q:
-                # each tile's share of the next panel of B, which comes from the last-level cache
-                panels.prefetch(bt + deep * i64(nr) + ((i - i0) * lines + q) * i64(line), level=2)
             alpha = unmoved(o.call, "int64", FIELDS.index("alpha"))
             factor = bind(tirx.Select(tirx.NE(last, i64(0)), alpha, i64(_ONE)))
-            args = (o.scratch, o.c, at, bt, deep, more, slot)
+            # each tile fetches a part of the next panel of B, a cache line a round
+            ahead = bind(bt + deep * i64(nr) + (i - i0) * deep * i64(64 // plan.size // RUN))
+            args = (o.scratch, o.c, at, bt, ahead, deep, more, slot)
             if plan.in_place:
                 # a full tile of bare sums goes straight to C
                 whole = tirx.And(tirx.EQ(have_m, i64(mr)), tirx.EQ(have_n, i64(nr)))

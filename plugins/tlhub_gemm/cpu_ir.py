@@ -81,8 +81,38 @@ def branch(condition: Expr, then: Callable[[], None], otherwise: Callable[[], No
             otherwise()
 
 
-def loop(start: Expr | int, stop: Expr | int) -> Any:
-    """A serial loop with an int64 variable: ``with loop(0, n) as i``."""
+@contextmanager
+def loop(start: Expr | int, stop: Expr | int) -> Iterator[Expr]:
+    """A serial loop with an int64 variable, ``with loop(0, n) as i``, that LLVM leaves as it is.
+
+    Its step is loaded each time from a place that LLVM knows nothing of, so the number of rounds cannot be told:
+    no unrolling, no versions for this stride and that, no induction variables; that takes most of the time of
+    compiling. For a loop whose own instructions count there is ``tight``.
+    """
+    index = local(1, "int64")
+    index.store(0, i64(start) if isinstance(start, int) else start)
+    last = bind(i64(stop) if isinstance(stop, int) else stop)
+    with T.While(index.load(0) < last):
+        yield T.Bind(index.load(0))
+        index.store(0, index.load(0) + unmoved(_steps[-1], "int64", 0))
+
+
+_steps: list[Expr] = []
+"""Of the functions under construction: the pointer to a 1, the step of their loops."""
+
+
+@contextmanager
+def stepping() -> Iterator[None]:
+    """The body of the function that calls the others: it owns the step of their loops."""
+    step = local(1, "int64")
+    step.store(0, i64(1))
+    _steps.append(step.pointer)
+    yield
+    _steps.pop()
+
+
+def tight(start: Expr | int, stop: Expr | int) -> Any:
+    """A serial loop with an int64 variable for LLVM to do its best with."""
     first = i64(start) if isinstance(start, int) else start
     last = i64(stop) if isinstance(stop, int) else stop
     return T.serial(first, last)
@@ -109,11 +139,7 @@ class View:
         return [index if lanes == 1 else T.ramp(index, i64(1), lanes)]
 
     def prefetch(self, index: Expr, level: int = 1) -> None:
-        """Ask for the cache line of an element, which need not exist, into the cache of *level*.
-
-        In a loop over single elements it also keeps LLVM from making vector code of the loop, for each of its
-        strides: the vector loops are written out beside it, and compiling takes half the time.
-        """
+        """Ask for the cache line of an element, which need not exist, into the cache of *level*."""
         reading_near = (tirx.IntImm("int32", n) for n in (0, 4 - level, 1))
         T.evaluate(T.call_intrin("void", "tirx.prefetch", T.address_of(self.load(index)), *reading_near))
 
@@ -184,11 +210,13 @@ class Function:
             with T.prim_func(is_private=True):
                 T.func_name(name)
                 args = [T.arg(n, _parameter(kind)) for n, kind in params]
+                _steps.append(T.arg("step", T.handle("int64")))
                 body(*args)
+                _steps.pop()
             self.prim = builder.get()
 
     def __call__(self, *args: Expr) -> None:
-        values = [i64(a) if isinstance(a, int) else a for a in args]
+        values = [*(i64(a) if isinstance(a, int) else a for a in args), _steps[-1]]
         T.evaluate(tirx.Call("void", self.var, values) if _UNTYPED_CALLS else self.var(*values))
 
 

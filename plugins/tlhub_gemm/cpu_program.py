@@ -17,7 +17,7 @@ from tlhub.specs import Problem
 from tlhub_gemm.cpu_blocks import blocked
 from tlhub_gemm.cpu_call import FIELDS, Task, choose, run_alone, run_shared
 from tlhub_gemm.cpu_convert import Element
-from tlhub_gemm.cpu_ir import Expr, bind, branch, i64, local, minimum, module
+from tlhub_gemm.cpu_ir import Expr, bind, branch, i64, local, minimum, module, stepping
 from tlhub_gemm.cpu_thin import FEW, thin
 from tlhub_gemm.cpu_tiles import Plan, finish
 
@@ -86,7 +86,7 @@ def _entry(problem: Problem, plan: Plan, alone: int, task: Task) -> Any:
                 )
                 for name in names
             }
-            values = {"batch": batch, "m": m, "n": n, "k": k, "tall": i64(plan.mr), "broad": i64(plan.nr)}
+            values = {"batch": batch, "m": m, "n": n, "k": k}
             values["alpha"] = T.reinterpret("int64", alpha)
             values |= {f"{x}_at": buffers[x].elem_offset for x in ("a", "b", "c")}
             values |= zip(("a_b", "a_k" if trans_a else "a_m", "a_m" if trans_a else "a_k"), strides["a"], strict=True)
@@ -114,11 +114,12 @@ def _entry(problem: Problem, plan: Plan, alone: int, task: Task) -> Any:
             ends = [buffers.get(name, buffers["c"]).data for name in ("c", "bias", "residual")]
             args = (buffers["a"].data, buffers["b"].data, *ends)
             most = i64((1 << 31) - 1)
-            branch(
-                minimum(m * n, most) * minimum(batch * k, most) < i64(alone),
-                lambda: run_alone(task, plan.acc, args, call.pointer),
-                lambda: run_shared(task, plan.acc, args, call.pointer),
-            )
+            with stepping():
+                branch(
+                    minimum(m * n, most) * minimum(batch * k, most) < i64(alone),
+                    lambda: run_alone(task, plan.acc, args, call.pointer),
+                    lambda: run_shared(task, plan.acc, args, call.pointer),
+                )
     return builder.get()
 
 

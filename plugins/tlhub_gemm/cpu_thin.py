@@ -35,7 +35,7 @@ WIDTH = 4096
 GRAIN = 64
 """Columns that a thread takes at least: more than a cache line of any dtype, and than a vector."""
 
-DEPTH = 8
+DEPTH = 4
 """Rows of the matrix that are read side by side."""
 
 BREADTH = 4
@@ -59,7 +59,6 @@ def thin(plan: Plan, few: Element, large: Element, close: Function, name: str) -
         with loop(tirx.truncdiv(first, grains), ceil_div(stop, grains)) as batch:
             with loop(0, f["m"]) as i, loop(0, f["k"]) as k:
                 at = f["a_at"] + batch * f["a_b"] + i * f["a_m"] + k * f["a_k"]
-                source.prefetch(at + f["a_k"])
                 work.store(i * f["k"] + k, few.load(source, at, 1, plan.acc))
             begin = bind(maximum(first - batch * grains, i64(0)) * i64(GRAIN))
             beyond = bind(minimum(stop - batch * grains, grains))
@@ -156,7 +155,6 @@ class _Stream:
                 total.store(0, value)
             with loop(even * i64(lanes), f["k"]) as k:
                 x = bind(self.work.load(row + k))
-                self.matrix.prefetch(lines[0] + k)
                 for total, line in zip(totals, lines, strict=True):
                     total.store(0, total.load(0) + x * self.large.load(self.matrix, line + k, 1, acc))
             for column, total in zip(columns, totals, strict=True):

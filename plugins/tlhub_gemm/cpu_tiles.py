@@ -30,6 +30,7 @@ from tlhub_gemm.cpu_ir import (
     maximum,
     minimum,
     splat,
+    tight,
     view,
 )
 
@@ -82,15 +83,10 @@ class Plan:
 
 
 def pack_a(plan: Plan) -> Function:
-    """Pack *rows* rows and *depth* columns of A, in panels of *tall* = mr rows.
-
-    The program passes mr so that LLVM does not know it, and does not unroll what need not be fast.
-    """
+    """Pack *rows* rows and *depth* columns of A."""
     mr = plan.mr
 
-    def body(
-        src: Expr, at: Expr, s_m: Expr, s_k: Expr, rows: Expr, depth: Expr, tall: Expr, dst: Expr, to: Expr
-    ) -> None:
+    def body(src: Expr, at: Expr, s_m: Expr, s_k: Expr, rows: Expr, depth: Expr, dst: Expr, to: Expr) -> None:
         source, target = view(src, plan.a.storage), view(dst, plan.acc)
         # whole runs along k where that has unit stride, or across m where that has; elements elsewhere
         runs = bind(tirx.truncdiv(depth, i64(RUN)))
@@ -99,9 +95,9 @@ def pack_a(plan: Plan) -> Function:
         size = bind(panel_size(plan, depth))
         with loop(0, ceil_div(rows, i64(mr))) as p:
             panel, first = bind(to + p * size), bind(p * i64(mr))
-            with loop(0, tall) as i:
+            with loop(0, mr) as i:
                 line = bind(at + minimum(first + i, rows - i64(1)) * s_m)
-                with loop(0, along) as r:
+                with tight(0, along) as r:
                     x = plan.a.load(source, line + r * i64(RUN), RUN, plan.acc)
                     target.store(panel + (r * i64(mr) + i) * i64(RUN), x, RUN)
             turned = bind(tirx.Select(rows - first >= i64(mr), across, i64(0)))
@@ -116,12 +112,11 @@ def pack_a(plan: Plan) -> Function:
                         target.store(row + i64((start + i) * RUN), x, RUN)
             with loop(maximum(along, turned) * i64(RUN), depth) as k:
                 row = bind(panel + tirx.truncdiv(k, i64(RUN)) * i64(mr * RUN) + tirx.truncmod(k, i64(RUN)))
-                with loop(0, tall) as i:
+                with loop(0, mr) as i:
                     place = bind(at + minimum(first + i, rows - i64(1)) * s_m + k * s_k)
-                    source.prefetch(place + s_k)
                     target.store(row + i * i64(RUN), plan.a.load(source, place, 1, plan.acc))
 
-    params = [("src", f"*{plan.a.storage}"), *_numbers("at", "s_m", "s_k", "rows", "depth", "tall")]
+    params = [("src", f"*{plan.a.storage}"), *_numbers("at", "s_m", "s_k", "rows", "depth")]
     return Function("pack_a", [*params, ("dst", f"*{plan.acc}"), ("to", "int64")], body)
 
 
@@ -131,12 +126,10 @@ def panel_size(plan: Plan, depth: Expr) -> Expr:
 
 
 def pack_b(plan: Plan) -> Function:
-    """Pack *depth* rows and *columns* columns of B, in panels of *broad* = nr columns (see ``pack_a``)."""
+    """Pack *depth* rows and *columns* columns of B."""
     nr, lanes = plan.nr, plan.lanes
 
-    def body(
-        src: Expr, at: Expr, s_k: Expr, s_n: Expr, depth: Expr, columns: Expr, broad: Expr, dst: Expr, to: Expr
-    ) -> None:
+    def body(src: Expr, at: Expr, s_k: Expr, s_n: Expr, depth: Expr, columns: Expr, dst: Expr, to: Expr) -> None:
         source, target = view(src, plan.b.storage), view(dst, plan.acc)
         # whole vectors along n where it has unit stride, elements elsewhere
         even = bind(tirx.Select(tirx.EQ(s_n, i64(1)), tirx.truncdiv(columns, i64(nr)), i64(0)))
@@ -154,14 +147,13 @@ def pack_b(plan: Plan) -> Function:
         with loop(groups * i64(GROUP), even) as p:
             rows(p, 1)
         with loop(even, ceil_div(columns, i64(nr))) as p:
-            with loop(0, broad) as j:
+            with loop(0, nr) as j:
                 line = bind(at + minimum(p * i64(nr) + j, columns - i64(1)) * s_n)
                 column = bind(to + p * depth * i64(nr) + j)
                 with loop(0, depth) as k:
-                    source.prefetch(line + k * s_k + s_n)
                     target.store(column + k * i64(nr), plan.b.load(source, line + k * s_k, 1, plan.acc))
 
-    params = [("src", f"*{plan.b.storage}"), *_numbers("at", "s_k", "s_n", "depth", "columns", "broad")]
+    params = [("src", f"*{plan.b.storage}"), *_numbers("at", "s_k", "s_n", "depth", "columns")]
     return Function("pack_b", [*params, ("dst", f"*{plan.acc}"), ("to", "int64")], body)
 
 
@@ -169,14 +161,14 @@ def multiply(plan: Plan) -> Function:
     """The register tile: mr x nr sums of products of a panel of A and one of B, over *deep* of K.
 
     With *direct*, they are written to c, rows *ld* apart, else to the tile at *slot*; with *more*, added to what
-    is there. The sums live in mr * nr / lanes vector registers over the whole block of K; each step of k loads
-    nr / lanes vectors of B and mr elements of A.
+    is there. B's next panels are fetched from *ahead* on. The sums live in mr * nr / lanes vector registers over
+    the whole block of K; each step of k loads nr / lanes vectors of B and mr elements of A.
     """
     mr, nr, lanes = plan.mr, plan.nr, plan.lanes
     vectors = range(0, nr, lanes)
 
     def body(*args: Expr) -> None:
-        scratch, c, at, bt, deep, more, slot, *place = args
+        scratch, c, at, bt, ahead, deep, more, slot, *place = args
         panels = view(scratch, plan.acc)
         sums = [[local(lanes, plan.acc) for _ in vectors] for _ in range(mr)]
         for row in sums:
@@ -204,7 +196,8 @@ def multiply(plan: Plan) -> Function:
         rounds = bind(tirx.truncdiv(deep, i64(RUN)))
         if plan.in_place:
             target, (direct, to, ld) = view(c, plan.acc), place
-        with loop(0, rounds) as r:
+        with tight(0, rounds) as r:
+            panels.prefetch(ahead + r * i64(64 // plan.size), level=2)
             if plan.in_place:
                 # C's lines are fetched one after another near the end: earlier, with rows a power of two apart, the
                 # panels would displace them again
@@ -220,7 +213,11 @@ def multiply(plan: Plan) -> Function:
         else:
             write(panels, slot, i64(nr))
 
-    params = [("scratch", f"*{plan.acc}"), ("c", f"*{plan.c.storage}"), *_numbers("at", "bt", "deep", "more", "slot")]
+    params = [
+        ("scratch", f"*{plan.acc}"),
+        ("c", f"*{plan.c.storage}"),
+        *_numbers("at", "bt", "ahead", "deep", "more", "slot"),
+    ]
     return Function("multiply", [*params, *(_numbers("direct", "to", "ld") if plan.in_place else ())], body)
 
 
@@ -231,7 +228,6 @@ def fetch(plan: Plan) -> Function:
         source, target = view(c, plan.acc), view(tile, plan.acc)
         with loop(0, rows) as i, loop(0, columns) as j:
             place = at + i * c_m + j * c_n
-            source.prefetch(place + c_m)
             target.store(to + i * i64(plan.nr) + j, source.load(place))
 
     params = [("c", f"*{plan.acc}"), *_numbers("at", "c_m", "c_n", "rows", "columns")]
@@ -258,8 +254,6 @@ def finish(plan: Plan) -> Function:
 
         def put(i: Expr, j: Expr, lanes: int) -> None:
             place = bind(x["to"] + i * x["c_m"] + j * x["c_n"])
-            if lanes == 1:
-                target.prefetch(place + x["c_m"])
             value = source.load(x["at"] + i * x["pitch"] + j, lanes)
             value = T.cast(value, vector(plan.math, lanes)) * splat(factor, lanes)
             if plan.bias:
