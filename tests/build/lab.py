@@ -75,7 +75,7 @@ def _folders() -> str:
 
 
 @functools.cache
-def library(program, kernel_name="add", dims=None, dtype=None):
+def linked(program, kernel_name="add", dims=None, dtype=None):
     """Build and load a program once a process."""
     kernel = {"add": ADD, "bits": BITS, "moments": MOMENTS}[kernel_name]
     made = build(program, kernel, dims, dtype=dtype)
@@ -85,7 +85,7 @@ def library(program, kernel_name="add", dims=None, dtype=None):
 
 def compiled(program, kernel_name="add", dims=None, dtype=None, wanted=None) -> CompiledKernel:
     """Return a callable; *wanted* are the dims that it is bound to, by default those it was built for."""
-    made, loaded, _ = library(program, kernel_name, dims, dtype)
+    made, loaded, _ = linked(program, kernel_name, dims, dtype)
     problem = made.problem if wanted is None else make(made.kernel, wanted, made.problem.dtype, {})
     entry = SimpleNamespace(
         manifest=SimpleNamespace(build_digest="0" * 64, members={"kernel.so": {}, "program.tir": {}}),
@@ -105,4 +105,4 @@ def compiled(program, kernel_name="add", dims=None, dtype=None, wanted=None) -> 
     )
 
 
-__all__ = ["ADD", "ARCH", "BITS", "MOMENTS", "build", "compiled", "generalise", "library", "read", "schedule"]
+__all__ = ["ADD", "ARCH", "BITS", "MOMENTS", "build", "compiled", "generalise", "linked", "read", "schedule"]

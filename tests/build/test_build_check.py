@@ -23,7 +23,7 @@ def link(folder, source, *flags):
 
 
 def test_a_built_library_says_what_it_is():
-    _, _, data = lab.library("add")
+    _, _, data = lab.linked("add")
     library = check.check(data, MACHINE, shim.EXPORTS)
     assert library.machine == MACHINE and library.bind_now and not library.run_path
     assert library.exports == {*shim.EXPORTS, *shim.POOL_EXPORTS}
@@ -53,7 +53,7 @@ def test_what_is_wrong_is_refused(tmp_path, source, flags, reason):
 
 
 def test_another_machine_is_refused():
-    _, _, data = lab.library("add")
+    _, _, data = lab.linked("add")
     other = data[:18] + (243).to_bytes(2, "little") + data[20:]
     with pytest.raises(BuildError, match=f"it is for machine 243, not for {MACHINE}"):
         check.check(other, MACHINE, shim.EXPORTS)
@@ -69,7 +69,7 @@ def test_a_program_is_no_library(tmp_path):
 
 
 def test_torn_and_altered_bytes_never_raise_anything_else():
-    _, _, data = lab.library("add")
+    _, _, data = lab.linked("add")
     for end in [*range(0, 4096, 61), *range(4096, len(data), 997)]:
         with pytest.raises(BuildError):
             check.check(data[:end], MACHINE, shim.EXPORTS)

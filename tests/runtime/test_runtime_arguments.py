@@ -168,7 +168,7 @@ def test_bound_extents_are_required():
 
 
 def test_a_binary_of_fixed_extents_refuses_to_be_bound_to_others():
-    _, library, _ = lab.library("te", "add", (1, 6, 8))
+    _, library, _ = lab.linked("te", "add", (1, 6, 8))
     assert library.module["tlhub_bind"](1, 6, 8) is not None
     for dims in ((1, 6, 9), (2, 6, 8), (1, -1, 8), (1, 6), (1, 6, 8.0)):
         with pytest.raises((ValueError, TypeError)):
@@ -265,7 +265,7 @@ def test_an_output_may_not_overlap_itself(add):
 
 
 def test_the_library_is_checked_when_it_is_called_alone():
-    _, library, _ = lab.library("add")
+    _, library, _ = lab.linked("add")
     main = library.module["main"]
     a = rows(3, 4)
     out = np.zeros_like(a)

@@ -47,7 +47,7 @@ def _run(order):
     for part in order:
         if importlib.util.find_spec(part) is None:
             pytest.skip(f"{part} is not installed")
-    made, _, _ = lab.library("add")
+    made, _, _ = lab.linked("add")
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
         [sys.executable, "-c", _CODE, f"{made.folder}/kernel.so", *order], env=env, capture_output=True, text=True

@@ -41,7 +41,7 @@ def call(library):
 
 
 def test_a_name_is_loaded_once():
-    _, _, data = lab.library("add")
+    _, _, data = lab.linked("add")
     first = load_library(data, "once")
     assert load_library(data, "once") is first
     assert load_library(data, "twice") is not first
@@ -49,7 +49,7 @@ def test_a_name_is_loaded_once():
 
 
 def test_an_entry_tells_whether_it_was_loaded():
-    _, _, data = lab.library("add")
+    _, _, data = lab.linked("add")
     reads = []
     entry = SimpleNamespace(
         manifest=SimpleNamespace(build_digest="d" * 64), read=lambda name: reads.append(name) or data
@@ -63,7 +63,7 @@ def test_an_entry_tells_whether_it_was_loaded():
 def test_the_memory_that_is_loaded_cannot_be_changed():
     if not hasattr(os, "memfd_create"):
         pytest.skip("no memfd on this system")
-    _, _, data = lab.library("add")
+    _, _, data = lab.linked("add")
     path = load._sealed(data, "sealed")
     with open(path, "rb") as file:
         assert file.read() == data
@@ -74,7 +74,7 @@ def test_the_memory_that_is_loaded_cannot_be_changed():
 
 
 def test_without_memfd_a_private_copy_is_loaded_and_removed(monkeypatch, tmp_path):
-    _, _, data = lab.library("add")
+    _, _, data = lab.linked("add")
     monkeypatch.delattr(os, "memfd_create", raising=False)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     call(load_library(data, "copied"))
@@ -82,7 +82,7 @@ def test_without_memfd_a_private_copy_is_loaded_and_removed(monkeypatch, tmp_pat
 
 
 def test_a_folder_that_cannot_be_loaded_from_is_named(monkeypatch, tmp_path):  # A54
-    made, _, data = lab.library("add")
+    made, _, data = lab.linked("add")
     monkeypatch.delattr(os, "memfd_create", raising=False)
     file = tmp_path / "file"
     file.write_text("")
@@ -93,7 +93,7 @@ def test_a_folder_that_cannot_be_loaded_from_is_named(monkeypatch, tmp_path):  #
 
 
 def test_a_noexec_folder_for_temporary_files(tmp_path):  # A54
-    made, _, _ = lab.library("add")
+    made, _, _ = lab.linked("add")
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "noexec", "tmpfs", tmp_path], capture_output=True)
     if mounted.returncode:
         pytest.skip("mounting needs privileges")
@@ -128,7 +128,7 @@ def test_a_library_of_somebody_else_is_refused(tmp_path):
 
 def test_no_hook_is_left_to_be_filled_in():
     """The pointers that TVM's runtime would set are not visible: they cannot be null nor overwritten."""
-    made, _, _ = lab.library("moments", "moments")
+    made, _, _ = lab.linked("moments", "moments")
     import tvm_ffi  # noqa: F401 - the library needs it
 
     handle = ctypes.CDLL(f"{made.folder}/kernel.so")
@@ -138,7 +138,7 @@ def test_no_hook_is_left_to_be_filled_in():
 
 
 def test_a_wrong_number_of_threads_is_told_at_the_first_load():
-    made, _, _ = lab.library("add")
+    made, _, _ = lab.linked("add")
     code = """
         import sys
         from tlhub.errors import ArgumentError
@@ -164,7 +164,7 @@ def test_importing_the_runtime_is_light():
 
 def test_torch_can_be_hidden_from_the_import_of_tvm_ffi():
     pytest.importorskip("torch", reason="torch is not installed")
-    made, _, _ = lab.library("add")
+    made, _, _ = lab.linked("add")
     code = """
         import sys
         from tlhub.runtime import load
@@ -181,7 +181,7 @@ def test_torch_can_be_hidden_from_the_import_of_tvm_ffi():
 @pytest.mark.parametrize("program", ["add", "claims"])
 def test_data_at_every_offset(program):
     """Most arrays do not start at 64 bytes: a program that believed so would kill the process."""
-    made, _, _ = lab.library(program, "add", None if program == "add" else ("B", "M", 64))
+    made, _, _ = lab.linked(program, "add", None if program == "add" else ("B", "M", 64))
     code = """
         import sys
         import numpy as np

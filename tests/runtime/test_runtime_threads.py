@@ -211,7 +211,7 @@ def call(a):
     loaded[0](a, a, c, None, None)
     return c
 """
-    made, _, _ = lab.library("add")
+    made, _, _ = lab.linked("add")
     path = os.pathsep.join(p for p in sys.path if p)
     done = subprocess.run(
         [sys.executable, "-c", prelude + textwrap.dedent(code), f"{made.folder}/kernel.so"],
