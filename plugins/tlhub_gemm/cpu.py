@@ -9,8 +9,8 @@ from tlhub.specs import Config, DeviceFacts, Problem, Schedule
 _TILES = {
     # bits of a vector register: float32 lanes, register tile (mr x nr; 12, 12 and 28 registers of sums, 24 of Arm's),
     # and blocks: kc of K, mc panels of rows of A (half of the second-level cache), nc panels of columns of B
-    "sse": {"lanes": 4, "mr": 6, "nr": 8, "kc": 352, "mc": 20, "nc": 256},
-    "avx2": {"lanes": 8, "mr": 6, "nr": 16, "kc": 352, "mc": 20, "nc": 128},
+    "sse": {"lanes": 4, "mr": 6, "nr": 8, "kc": 384, "mc": 20, "nc": 256},
+    "avx2": {"lanes": 8, "mr": 6, "nr": 16, "kc": 512, "mc": 14, "nc": 128},
     "avx512": {"lanes": 16, "mr": 14, "nr": 32, "kc": 512, "mc": 12, "nc": 64},
     "neon": {"lanes": 4, "mr": 8, "nr": 12, "kc": 256, "mc": 16, "nc": 192},
 }

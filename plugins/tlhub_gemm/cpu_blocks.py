@@ -10,7 +10,6 @@ from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
 from tlhub_gemm.cpu_call import (
-    FIELDS,
     SLICES,
     Numbers,
     Operands,
@@ -33,7 +32,6 @@ from tlhub_gemm.cpu_ir import (
     loop,
     maximum,
     minimum,
-    unmoved,
     when,
 )
 from tlhub_gemm.cpu_tiles import RUN, Plan, fetch, multiply, pack_a, pack_b, panel_size
@@ -136,7 +134,10 @@ def _tiles(plan: Plan, product: Function, gather: Function, close: Function) -> 
     for which partial sums are kept.
     """
     mr, nr, tile = plan.mr, plan.nr, plan.mr * plan.nr
-    names = (*("m", "n", "c_at", "c_b", "c_m", "c_n", "bias_at", "bias_m", "bias_n"), *("r_at", "r_b", "r_m", "r_n"))
+    names = (
+        *("m", "n", "c_at", "c_b", "c_m", "c_n", "bias_at", "bias_m", "bias_n"),
+        *("r_at", "r_b", "r_m", "r_n", "alpha"),
+    )
 
     def body(*args: Expr) -> None:
         o, (batch, i0, i1, j0, j1, top, deep, more, last) = operands(args)
@@ -148,8 +149,7 @@ def _tiles(plan: Plan, product: Function, gather: Function, close: Function) -> 
             place = bind(f["c_at"] + batch * f["c_b"] + i * i64(mr) * f["c_m"] + j * i64(nr) * f["c_n"])
             slot = bind(part["sums"] + ((i - top) * part["widest"] + (j - j0)) * apart)
             at, bt = bind((i - i0) * size), bind(part["right"] + (j - j0) * deep * i64(nr))
-            alpha = unmoved(o.call, "int64", FIELDS.index("alpha"))
-            factor = bind(tirx.Select(tirx.NE(last, i64(0)), alpha, i64(_ONE)))
+            factor = bind(tirx.Select(tirx.NE(last, i64(0)), f["alpha"], i64(_ONE)))
             # each tile fetches a part of the next panel of B, a cache line a round
             ahead = bind(bt + deep * i64(nr) + (i - i0) * deep * i64(64 // plan.size // RUN))
             args = (o.scratch, o.c, at, bt, ahead, deep, more, slot)

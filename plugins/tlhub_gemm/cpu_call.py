@@ -24,8 +24,7 @@ FIELDS = (
     *("a_at", "a_b", "a_m", "a_k", "b_at", "b_b", "b_k", "b_n", "c_at", "c_b", "c_m", "c_n"),
     *("bias_at", "bias_m", "bias_n", "r_at", "r_b", "r_m", "r_n", "alpha", "kind"),
 )
-"""Of a call, in order: extents, offsets and strides, in elements; alpha's bits, for a float that lives through
-the inner loop would cost it a register; which task it is for."""
+"""Of a call, in order: extents, offsets and strides, in elements; alpha's bits; which task it is for."""
 
 PART = ("count", "last", "bytes", "groups", "blocks", "depth", "widest", "right", "sums")
 """Of a part: its slices, the bytes of scratch that it needs, and how it is cut (see ``cpu_blocks``)."""

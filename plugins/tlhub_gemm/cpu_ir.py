@@ -94,7 +94,7 @@ def loop(start: Expr | int, stop: Expr | int) -> Iterator[Expr]:
     last = bind(i64(stop) if isinstance(stop, int) else stop)
     with T.While(index.load(0) < last):
         yield T.Bind(index.load(0))
-        index.store(0, index.load(0) + unmoved(_steps[-1], "int64", 0))
+        index.store(0, index.load(0) + _unmoved(_steps[-1], "int64", 0))
 
 
 _steps: list[Expr] = []
@@ -158,8 +158,8 @@ def view(pointer: Expr, dtype: str) -> View:
     return View(T.decl_buffer((i64(_ENDLESS),), dtype, data=pointer, layout=None), dtype)
 
 
-def unmoved(source: Expr, dtype: str, index: int) -> Expr:
-    """Load an element here, in every round of a loop: for what would hold a register all through the loop."""
+def _unmoved(source: Expr, dtype: str, index: int) -> Expr:
+    """Load an element here, in every round of a loop, for LLVM cannot tell that it stays the same."""
     number = tvm.target.codegen.llvm_lookup_intrinsic_id("llvm.launder.invariant.group")
     here = pointer("call_llvm_intrin", dtype, tirx.IntImm("uint32", number), source)
     return bind(view(here, dtype).load(index))
@@ -210,7 +210,11 @@ class Function:
             with T.prim_func(is_private=True):
                 T.func_name(name)
                 args = [T.arg(n, _parameter(kind)) for n, kind in params]
-                _steps.append(T.arg("step", T.handle("int64")))
+                step = T.arg("step", T.handle("int64"))
+                _steps.append(step)
+                # never taken: LLVM does not inline what calls itself, and takes twice as long over deep nests of loops
+                with when(view(step, "int64").load(0) < i64(0)):
+                    self(*args)
                 body(*args)
                 _steps.pop()
             self.prim = builder.get()

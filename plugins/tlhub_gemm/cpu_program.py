@@ -27,11 +27,14 @@ def program(problem: Problem, config: Mapping[str, Any], arch: str) -> Any:
     plan = make_plan(problem, config)
     close = finish(plan)
     blocks, parts = blocked(plan, close)
-    few_rows = thin(plan, plan.a, plan.b, close, "few_rows")
-    few_columns = few_rows if plan.a == plan.b else thin(plan, plan.b, plan.a, close, "few_columns")
+    few_rows, streams = thin(plan, plan.a, plan.b, close, "few_rows")
+    few_columns = few_rows
+    if plan.a != plan.b:
+        few_columns, more = thin(plan, plan.b, plan.a, close, "few_columns")
+        streams += more
     every = choose(plan, (blocks, few_rows), few_columns)
     tasks = {t.run.name: t for t in (blocks, few_rows, few_columns, every)}
-    functions = [*parts, close, *(f for t in tasks.values() for f in (t.measure, t.run))]
+    functions = [*parts, *streams, close, *(f for t in tasks.values() for f in (t.measure, t.run))]
     return module(_entry(problem, plan, int(config["alone"]), every), functions)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tvm import tirx
 
 from tlhub_gemm.cpu_call import Numbers, Operands, Task, cut, span, task
@@ -11,9 +9,7 @@ from tlhub_gemm.cpu_convert import Element
 from tlhub_gemm.cpu_ir import (
     Expr,
     Function,
-    View,
     bind,
-    branch,
     ceil_div,
     const,
     i64,
@@ -23,6 +19,7 @@ from tlhub_gemm.cpu_ir import (
     minimum,
     splat,
     view,
+    when,
 )
 from tlhub_gemm.cpu_tiles import Plan
 
@@ -35,25 +32,27 @@ WIDTH = 4096
 GRAIN = 64
 """Columns that a thread takes at least: more than a cache line of any dtype, and than a vector."""
 
-DEPTH = 4
+DEPTH = 8
 """Rows of the matrix that are read side by side."""
 
 BREADTH = 4
 """Columns of a matrix in Fortran order that are read side by side."""
 
 
-def thin(plan: Plan, few: Element, large: Element, close: Function, name: str) -> Task:
+def thin(plan: Plan, few: Element, large: Element, close: Function, name: str) -> tuple[Task, list[Function]]:
     """X Y, for X of at most FEW rows and a Y that has a unit stride and at least a vector of columns.
 
-    The fields of the call are those of a product A B with A = X and B = Y.
+    The fields of the call are those of a product A B with A = X and B = Y. Returns the task and the functions that
+    it calls, besides *close* (``cpu_tiles.finish``).
     """
+    down, along = _down(plan, large, f"{name}_down"), _along(plan, large, f"{name}_along")
 
     def measure(f: Numbers, part: Numbers) -> Numbers:
         at_sums = bind(tirx.truncdiv(f["m"] * f["k"] + i64(15), i64(16)) * i64(16))
         return {"bytes": (at_sums + f["m"] * i64(WIDTH)) * i64(plan.size), "sums": at_sums}
 
     def run(o: Operands, f: Numbers, part: Numbers) -> None:
-        source, matrix, work = view(o.a, few.storage), view(o.b, large.storage), view(o.scratch, plan.acc)
+        source, work = view(o.a, few.storage), view(o.scratch, plan.acc)
         grains = bind(maximum(tirx.truncdiv(f["n"], i64(GRAIN)), i64(1)))
         first, stop = span(grains * f["batch"], part)
         with loop(tirx.truncdiv(first, grains), ceil_div(stop, grains)) as batch:
@@ -69,8 +68,12 @@ def thin(plan: Plan, few: Element, large: Element, close: Function, name: str) -
                 j0, j1 = cut(begin, end, strip, strips)
                 wide = bind(j1 - j0)
                 base = bind(f["b_at"] + batch * f["b_b"] + j0 * f["b_n"])
-                stream = _Stream(plan, large, f, work, matrix, base, wide, part["sums"])
-                branch(tirx.EQ(f["b_n"], i64(1)), stream.down, stream.along)
+                given, rest = (o.scratch, o.b, f["m"], f["k"]), (base, wide, part["sums"])
+                unit = tirx.EQ(f["b_n"], i64(1))
+                with when(unit):
+                    down(*given, f["b_k"], *rest)
+                with when(tirx.Not(unit)):
+                    along(*given, f["b_n"], *rest)
                 close(
                     *(o.scratch, part["sums"], WIDTH, f["m"], wide, f["alpha"]),
                     *(o.c, f["c_at"] + batch * f["c_b"] + j0 * f["c_n"], f["c_m"], f["c_n"]),
@@ -78,84 +81,87 @@ def thin(plan: Plan, few: Element, large: Element, close: Function, name: str) -
                     *(o.residual, f["r_at"] + batch * f["r_b"] + j0 * f["r_n"], f["r_m"], f["r_n"]),
                 )
 
-    return task(plan, name, (few, large), measure, run)
+    return task(plan, name, (few, large), measure, run), [down, along]
 
 
-@dataclass(frozen=True)
-class _Stream:
-    """A strip of *wide* columns of Y, from offset *base* on; *work* holds X, and from *sums* on the sums."""
+def _params(plan: Plan, large: Element) -> list[tuple[str, str]]:
+    """Of a stream: X (at 0) and the sums (at *sums*) in *work*; a strip of *wide* columns of Y from *base* on."""
+    numbers = ("rows", "depth", "stride", "base", "wide", "sums")
+    return [("work", f"*{plan.acc}"), ("y", f"*{large.storage}"), *((n, "int64") for n in numbers)]
 
-    plan: Plan
-    large: Element
-    f: Numbers
-    work: View
-    matrix: View
-    base: Expr
-    wide: Expr
-    sums: Expr
 
-    def down(self) -> None:
-        """Y in C order: sums += x[k .. k + DEPTH] Y[k .. k + DEPTH, :], a few rows of Y at a time.
+def _down(plan: Plan, large: Element, name: str) -> Function:
+    """Y in C order, rows *stride* apart: sums += x[k .. k + DEPTH] Y[k .. k + DEPTH, :], a few rows at a time.
 
-        The last vector ends with the last column and may begin within the one before; until the end its sums
-        stand where a vector of their own would.
-        """
-        f, lanes = self.f, self.plan.lanes
-        vectors = bind(ceil_div(self.wide, i64(lanes)))
-        rounds = bind(tirx.truncdiv(f["k"], i64(DEPTH)))
-        with loop(0, f["m"]) as i, loop(0, vectors) as v:
-            self.work.store(self.sums + i * i64(WIDTH) + v * i64(lanes), const(0, self.plan.acc, lanes), lanes)
-        with loop(0, rounds) as r:
-            self._rows(bind(r * i64(DEPTH)), DEPTH, vectors)
-        with loop(rounds * i64(DEPTH), f["k"]) as k:
-            self._rows(k, 1, vectors)
-        with loop(0, f["m"]) as i:
-            row = bind(self.sums + i * i64(WIDTH))
-            last = bind(self.work.load(row + (vectors - i64(1)) * i64(lanes), lanes))
-            self.work.store(row + self.wide - i64(lanes), last, lanes)
+    The last vector ends with the last column and may begin within the one before; until the end its sums stand
+    where a vector of their own would.
+    """
+    acc, lanes = plan.acc, plan.lanes
 
-    def _rows(self, k: Expr, depth: int, vectors: Expr) -> None:
-        f, acc, lanes = self.f, self.plan.acc, self.plan.lanes
-        with loop(0, f["m"]) as i:
-            xs = [bind(self.work.load(i * f["k"] + k + i64(u))) for u in range(depth)]
-            lines = [bind(self.base + (k + i64(u)) * f["b_k"]) for u in range(depth)]
-            target = bind(self.sums + i * i64(WIDTH))
+    def body(scratch: Expr, y: Expr, rows: Expr, depth: Expr, stride: Expr, base: Expr, wide: Expr, sums: Expr) -> None:
+        work, matrix = view(scratch, acc), view(y, large.storage)
+        vectors = bind(ceil_div(wide, i64(lanes)))
+        rounds = bind(tirx.truncdiv(depth, i64(DEPTH)))
+
+        def add(i: Expr, k: Expr, count: int) -> None:
+            xs = [bind(work.load(i * depth + k + i64(u))) for u in range(count)]
+            lines = [bind(base + (k + i64(u)) * stride) for u in range(count)]
+            row = bind(sums + i * i64(WIDTH))
             with loop(0, vectors) as v:
-                j = bind(minimum(v * i64(lanes), self.wide - i64(lanes)))
-                total = self.work.load(target + v * i64(lanes), lanes)
+                j, place = bind(minimum(v * i64(lanes), wide - i64(lanes))), row + v * i64(lanes)
+                total = work.load(place, lanes)
                 for x, line in zip(xs, lines, strict=True):
-                    total = total + splat(x, lanes) * self.large.load(self.matrix, line + j, lanes, acc)
-                self.work.store(target + v * i64(lanes), total, lanes)
+                    total = total + splat(x, lanes) * large.load(matrix, line + j, lanes, acc)
+                work.store(place, total, lanes)
 
-    def along(self) -> None:
-        """Y in Fortran order: dot products along its columns, BREADTH columns at a time.
+        with loop(0, rows) as i, loop(0, vectors) as v:
+            work.store(sums + i * i64(WIDTH) + v * i64(lanes), const(0, acc, lanes), lanes)
+        with loop(0, rounds) as r, loop(0, rows) as i:
+            add(i, bind(r * i64(DEPTH)), DEPTH)
+        with loop(rounds * i64(DEPTH), depth) as k, loop(0, rows) as i:
+            add(i, k, 1)
+        with loop(0, rows) as i:
+            row = bind(sums + i * i64(WIDTH))
+            last = bind(work.load(row + (vectors - i64(1)) * i64(lanes), lanes))
+            work.store(row + wide - i64(lanes), last, lanes)
 
-        The last few may meet a column twice, with the same result.
-        """
-        f, acc, lanes = self.f, self.plan.acc, self.plan.lanes
-        even = bind(tirx.truncdiv(f["k"], i64(lanes)))
-        with loop(0, ceil_div(self.wide, i64(BREADTH))) as r, loop(0, f["m"]) as i:
-            columns = [bind(minimum(r * i64(BREADTH) + i64(g), self.wide - i64(1))) for g in range(BREADTH)]
-            lines = [bind(self.base + column * f["b_n"]) for column in columns]
-            row = bind(i * f["k"])
+    return Function(name, _params(plan, large), body)
+
+
+def _along(plan: Plan, large: Element, name: str) -> Function:
+    """Y in Fortran order, columns *stride* apart: dot products along them, BREADTH columns at a time.
+
+    The last few may meet a column twice, with the same result.
+    """
+    acc, lanes = plan.acc, plan.lanes
+
+    def body(scratch: Expr, y: Expr, rows: Expr, depth: Expr, stride: Expr, base: Expr, wide: Expr, sums: Expr) -> None:
+        work, matrix = view(scratch, acc), view(y, large.storage)
+        even = bind(tirx.truncdiv(depth, i64(lanes)))
+        with loop(0, ceil_div(wide, i64(BREADTH))) as r, loop(0, rows) as i:
+            columns = [bind(minimum(r * i64(BREADTH) + i64(g), wide - i64(1))) for g in range(BREADTH)]
+            lines = [bind(base + column * stride) for column in columns]
+            row = bind(i * depth)
             parts = [local(lanes, acc) for _ in lines]
             totals = [local(1, acc) for _ in lines]
             for part in parts:
                 part.store(0, const(0, acc, lanes), lanes)
             with loop(0, even) as v:
                 k = v * i64(lanes)
-                x = bind(self.work.load(row + k, lanes))
+                x = bind(work.load(row + k, lanes))
                 for part, line in zip(parts, lines, strict=True):
-                    product = x * self.large.load(self.matrix, line + k, lanes, acc)
+                    product = x * large.load(matrix, line + k, lanes, acc)
                     part.store(0, part.load(0, lanes) + product, lanes)
             for part, total in zip(parts, totals, strict=True):
                 value = part.load(0)
                 for lane in range(1, lanes):
                     value = value + part.load(lane)
                 total.store(0, value)
-            with loop(even * i64(lanes), f["k"]) as k:
-                x = bind(self.work.load(row + k))
+            with loop(even * i64(lanes), depth) as k:
+                x = bind(work.load(row + k))
                 for total, line in zip(totals, lines, strict=True):
-                    total.store(0, total.load(0) + x * self.large.load(self.matrix, line + k, 1, acc))
+                    total.store(0, total.load(0) + x * large.load(matrix, line + k, 1, acc))
             for column, total in zip(columns, totals, strict=True):
-                self.work.store(self.sums + i * i64(WIDTH) + column, total.load(0))
+                work.store(sums + i * i64(WIDTH) + column, total.load(0))
+
+    return Function(name, _params(plan, large), body)
