@@ -294,12 +294,14 @@ def _build(
             abi=built.abi,
             platform={"os": sys.platform, "machine": built.machine, "glibc": built.glibc},
             resources=built.resources,
+            least_driver=built.least_driver,
             provenance={
                 "tlhub": tlhub.__version__,
                 "plugin": owner.distribution,
                 "plugin_version": owner.version,
                 "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
                 "seconds": round(built.seconds, 3),
+                **({"warnings": "\n".join(built.warnings)} if built.warnings else {}),
             },
         )
         return store.publish(staged, manifest, built.members)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.util
+import os
 
 from tlhub.errors import PluginError
 from tlhub.specs import Schedule
 
 
 def digest(schedule: Schedule) -> str:
-    """Return the SHA-256 of the modules that make *schedule*'s programs. Raises PluginError if one is missing."""
+    """Return the SHA-256 of the modules and files that make *schedule*'s programs. Raises PluginError if one is missing."""
     return _digest(schedule.sources or (schedule.program.partition(":")[0],))
 
 
@@ -26,11 +27,13 @@ def _digest(modules: tuple[str, ...]) -> str:
 
 
 def _read(name: str) -> bytes:
+    """Return the bytes of a module, ``package.module``, or of a file in a package, ``package/folder/file``."""
+    package, slash, path = name.partition("/")
     try:
-        spec = importlib.util.find_spec(name)
-    except (ImportError, ValueError) as error:
-        raise PluginError(f"source module {name!r} of a schedule cannot be found: {error}") from error
-    if spec is None or not spec.origin:
-        raise PluginError(f"source module {name!r} of a schedule cannot be found")
-    with open(spec.origin, "rb") as file:
-        return file.read()
+        spec = importlib.util.find_spec(package)
+        if spec is None or not spec.origin:
+            raise ImportError(f"no module {package!r}")
+        with open(os.path.join(os.path.dirname(spec.origin), path) if slash else spec.origin, "rb") as file:
+            return file.read()
+    except (ImportError, ValueError, OSError) as error:
+        raise PluginError(f"source {name!r} of a schedule cannot be found: {error}") from error

@@ -132,7 +132,8 @@ class Schedule:
     ``supports(problem, facts)``: None for yes, else the reason.
     ``configs(problem, facts)``: the configs worth trying, the best guess first.
     ``symbolic``: the dims that its binaries leave symbolic, whatever was asked.
-    ``sources``: import names of the modules whose bytes make the source digest (default: the program's).
+    ``sources``: what makes the source digest: import names of modules, and files in packages as
+    ``package/folder/file.cuh`` (default: the program's module).
     ``priority``: a higher one is preferred where nothing was measured.
     """
 
@@ -180,8 +181,8 @@ class Target:
     ``facts(arch)``: of a typical device. ``runs(arch, facts)``: None if that device runs code for *arch*,
     else the reason. ``models``: facts of devices by model name, for ``--device NAME``.
     ``device_type``: DLPack's number. ``assemble``: import path of the back end, called in a worker as
-    ``assemble(program, files, folder, arch)``, which returns the compiler's identity; ``options(arch)``:
-    what the front ends need to know of the arch.
+    ``assemble(program, problem, signature, folder, arch) -> tlhub.build.program.Assembled``; ``options(arch)``:
+    what the front ends need to know of the arch (``kind``: TVM's name of the kind of target).
     """
 
     name: str

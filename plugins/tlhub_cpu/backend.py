@@ -12,7 +12,8 @@ from collections.abc import Mapping
 
 from tlhub.build import shim
 from tlhub.build.compiler import Compiler, Job, find
-from tlhub.build.program import LIBRARY, DeviceProgram
+from tlhub.build.program import LIBRARY, Assembled, DeviceProgram
+from tlhub.specs import Problem, Signature
 from tlhub_cpu.arch import spec
 
 _COMPILE = ("-std=c11", "-O2", "-fPIC", "-fwrapv", "-fvisibility=hidden", "-fno-math-errno", "-Wall", "-c")
@@ -29,6 +30,7 @@ _LINK = (
     "-Wl,-soname,kernel.so",
 )
 _STANDIN = "libtvm_ffi.so"
+_KDL_CPU = 1
 
 _static: dict[str, Job] = {}
 """Static objects by machine: compiled once a worker."""
@@ -41,11 +43,9 @@ def prepare(arch: str) -> None:
         _static[machine] = Job(find(machine), _compile_static)
 
 
-def assemble(program: DeviceProgram, files: Mapping[str, str], folder: str, arch: str) -> Mapping[str, str]:
-    """Link *program* and the shim's *files* (from ``tlhub.build.shim.sources``) to ``kernel.so`` in *folder*.
-
-    Returns ``identity(arch)``. Raises BuildError.
-    """
+def assemble(program: DeviceProgram, problem: Problem, signature: Signature, folder: str, arch: str) -> Assembled:
+    """Link *program* and the host shim of *problem* to ``kernel.so`` in *folder*. Raises BuildError."""
+    contract = shim.contract(problem, signature, program, _KDL_CPU)
     prepare(arch)
     machine = spec(arch).machine
     static = _static[machine]
@@ -55,17 +55,17 @@ def assemble(program: DeviceProgram, files: Mapping[str, str], folder: str, arch
         del _static[machine]
         raise
     compiler = static.compiler
-    texts = {"host_shim.h": files["host_shim.h"], shim.CONTRACT: files[shim.CONTRACT], "exports.map": _exports()}
+    texts = {**shim.static("host_shim.h"), shim.CONTRACT: contract, "exports.map": _exports()}
     for name, text in texts.items():
         _write(folder, name, text.encode())
     for name, data in parts.items():
         _write(folder, name, data)
     objects = [n for n in parts if n.endswith(".o")]
     compiler.run(folder, [*_COMPILE, shim.CONTRACT, "-o", "contract.o"], include=True)
-    compiler.run(folder, [*_LINK, program.object, *objects, "contract.o", _STANDIN, "-lm", "-o", LIBRARY])
-    for name in {*texts, *parts, "contract.o", program.object}:
+    compiler.run(folder, [*_LINK, program.code, *objects, "contract.o", _STANDIN, "-lm", "-o", LIBRARY])
+    for name in {*texts, *parts, "contract.o", program.code}:
         os.unlink(os.path.join(folder, name))
-    return identity(arch)
+    return Assembled(identity(arch))
 
 
 def identity(arch: str) -> Mapping[str, str]:

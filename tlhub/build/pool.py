@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import threading
 import time
 from collections.abc import Mapping
@@ -30,7 +31,8 @@ TIMEOUT = 600.0
 class Built:
     """What a build left in its folder. ``members`` are file names; ``resources`` are numbers by name.
 
-    ``machine`` is what the library runs on (``x86_64``), ``glibc`` the least version that it needs, "" if none.
+    ``machine`` is what the library runs on (``x86_64``), ``glibc`` the least version that it needs, "" if none,
+    ``least_driver`` the least driver, 0 if none; ``warnings`` are the compilers' own.
     """
 
     toolchain: Mapping[str, str]
@@ -38,6 +40,8 @@ class Built:
     machine: str
     glibc: str
     resources: Mapping[str, int]
+    least_driver: int
+    warnings: tuple[str, ...]
     members: tuple[str, ...]
     seconds: float
 
@@ -70,7 +74,7 @@ class Pool:
         """
         job = _job(problem, signature(kernel, problem), schedule, config, arch, target, folder)
         fields = self._ask(schedule.toolchain, job, timeout)["built"]
-        return Built(**{**fields, "members": tuple(fields["members"])})
+        return Built(**{**fields, "warnings": tuple(fields["warnings"]), "members": tuple(fields["members"])})
 
     def identity(
         self, toolchain: str, arch: str, target: Target, *, timeout: float = TIMEOUT
@@ -197,12 +201,11 @@ def _job(
             "elide": sign.elide,
         },
         "program": schedule.program,
-        "packages": sorted({m.partition(":")[0].partition(".")[0] for m in (schedule.program, *schedule.sources)}),
+        "packages": sorted({re.split("[:./]", m)[0] for m in (schedule.program, *schedule.sources)}),
         "config": dict(config),
         "arch": arch,
         "options": options,
         "assemble": target.assemble,
-        "device_type": target.device_type,
         "machine": options.get("mtriple", "").partition("-")[0] or os.uname().machine,
         "folder": os.path.abspath(folder),
     }

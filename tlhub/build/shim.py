@@ -42,18 +42,11 @@ def static(*names: str) -> dict[str, str]:
     return {name: (folder / name).read_text(encoding="utf-8") for name in names}
 
 
-def sources(problem: Problem, signature: Signature, program: DeviceProgram, device_type: int) -> dict[str, str]:
-    """Return the C files of the host shim by name; ``host_shim.h`` is for the others to include.
+def contract(problem: Problem, signature: Signature, program: DeviceProgram, device_type: int) -> str:
+    """Return the C source of the contract that the shim holds every call to.
 
     *device_type* is DLPack's number. Raises BuildError where the program does not fit the signature.
     """
-    files = static("host_shim.h", "host_shim.c")
-    files[CONTRACT] = contract(problem, signature, program, device_type)
-    return files
-
-
-def contract(problem: Problem, signature: Signature, program: DeviceProgram, device_type: int) -> str:
-    """Return the C source of the contract that the shim holds every call to."""
     tensors = (*signature.inputs, *signature.outputs)
     _check_sizes(problem, signature)
     if len(tensors) != len(program.buffers):

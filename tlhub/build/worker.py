@@ -127,18 +127,19 @@ class Worker:
         self._remember(job["packages"])
         made = self.frontend.translate(program, problem, signature, job["config"], arch, job["options"], folder)
         self._remember(job["packages"])
-        files = shim.sources(problem, signature, made, job["device_type"])
-        identity = {**made.toolchain, **assemble(made, files, folder, arch)}
+        assembled = assemble(made, problem, signature, folder, arch)
         with open(os.path.join(folder, LIBRARY), "rb") as file:
             data = file.read()
         library = check.check(data, job["machine"], shim.EXPORTS)
         return {
-            "toolchain": identity,
+            "toolchain": {**made.toolchain, **assembled.toolchain},
             "abi": ABI,
             "machine": library.machine,
             "glibc": library.glibc,
-            "resources": {**made.resources, "library": len(data)},
-            "members": [LIBRARY, made.source],
+            "resources": {**made.resources, **assembled.resources, "library": len(data)},
+            "least_driver": assembled.least_driver,
+            "warnings": assembled.warnings,
+            "members": [LIBRARY, made.source, *assembled.members],
         }
 
     def _remember(self, packages: list[str]) -> None:

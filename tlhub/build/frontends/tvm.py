@@ -86,7 +86,7 @@ def translate(
     with open(os.path.join(folder, "program.tir"), "w", encoding="utf-8") as file:
         file.write(module.script() + "\n")
     return DeviceProgram(
-        object="program.o",
+        code="program.o",
         symbol=f"__tvm_ffi_{_SYMBOL}",
         buffers=buffers,
         source="program.tir",
