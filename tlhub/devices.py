@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tlhub.catalog import Catalog
@@ -14,7 +14,7 @@ from tlhub.specs import DeviceFacts, Target
 
 @dataclass(frozen=True)
 class Place:
-    """A target, an exact arch, and the facts of a device of it; ``device`` is None where none is here."""
+    """A target, an exact arch, and the facts of a device that runs it; ``device`` is None where none is here."""
 
     target: Target
     arch: str
@@ -65,6 +65,8 @@ def canonical_arch(catalog: Catalog, arch: str) -> tuple[Target, str]:
 
 def _place(target: Target, arch: str, facts: DeviceFacts) -> Place:
     here = None if facts.index is None else f"{target.name}:{facts.index}"
+    if facts.arch != arch:  # what is built depends on the arch that it is for
+        facts = replace(facts, arch=arch, vectors=target.facts(arch).vectors)
     return Place(target, arch, facts, here)
 
 

@@ -12,7 +12,7 @@ from tlhub.specs import Schedule
 
 
 def digest(schedule: Schedule) -> str:
-    """Return the SHA-256 of the modules and files that make *schedule*'s programs. Raises PluginError if one is missing."""
+    """Return the SHA-256 of the modules and files of *schedule*'s programs. Raises PluginError if one is missing."""
     return _digest(schedule.sources or (schedule.program.partition(":")[0],))
 
 

@@ -157,7 +157,8 @@ class DeviceFacts:
     """What a choice may depend on. ``index`` is None for a device that is not here.
 
     Sizes in bytes, ``bandwidth`` in bytes a second, ``cores`` of a GPU are its SMs; ``driver``: its major version
-    (580), 0 where there is none.
+    (580), 0 where there is none; ``vectors``: the vector unit of a CPU of the arch (``sse``, ``avx2``, ``avx512``,
+    ``neon``).
     """
 
     arch: str
@@ -168,6 +169,7 @@ class DeviceFacts:
     l2: int = 0
     bandwidth: float = 0.0
     driver: int = 0
+    vectors: str = ""
 
 
 @dataclass(frozen=True)

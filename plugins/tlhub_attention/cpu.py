@@ -9,15 +9,11 @@ from tlhub_attention.contract import FLOAT8
 
 # lanes: float32 numbers of a vector; a register tile is ``tile`` keys or channels by ``vectors`` vectors, in 16
 # registers, or 32 with AVX-512 and on Arm. block_q: query rows of a task; block_k: keys packed at a time.
-_SSE = {"lanes": 4, "vectors": 3, "tile": 4, "block_q": 192, "block_k": 96}
-_AVX = {"lanes": 8, "vectors": 3, "tile": 4, "block_q": 192, "block_k": 96}
-_AVX512 = {"lanes": 16, "vectors": 2, "tile": 8, "block_q": 192, "block_k": 96}
-_NEON = {"lanes": 4, "vectors": 3, "tile": 8, "block_q": 192, "block_k": 96}
 _TILES = {
-    "x86-64-v2": _SSE,
-    "x86-64-v4": _AVX512,
-    **dict.fromkeys(("skylake-avx512", "cascadelake", "icelake-server", "sapphirerapids", "znver4"), _AVX512),
-    **dict.fromkeys(("aarch64", "neoverse-n1", "neoverse-v1", "apple-m1"), _NEON),
+    "sse": {"lanes": 4, "vectors": 3, "tile": 4, "block_q": 192, "block_k": 96},
+    "avx2": {"lanes": 8, "vectors": 3, "tile": 4, "block_q": 192, "block_k": 96},
+    "avx512": {"lanes": 16, "vectors": 2, "tile": 8, "block_q": 192, "block_k": 96},
+    "neon": {"lanes": 4, "vectors": 3, "tile": 8, "block_q": 192, "block_k": 96},
 }
 
 
@@ -29,7 +25,7 @@ def supports(problem: Problem, facts: DeviceFacts) -> str | None:
 
 def configs(problem: Problem, facts: DeviceFacts) -> Sequence[Config]:
     """Return the tiles for the arch of *facts*."""
-    return (_TILES.get(facts.arch.removeprefix("cpu:"), _AVX),)
+    return (_TILES[facts.vectors],)
 
 
 FLASH = Schedule(

@@ -28,37 +28,38 @@ _A82 = _A64 | {"asimddp", "asimdhp", "asimdrdm", "atomics", "crc32", "fphp", "lr
 
 @dataclass(frozen=True)
 class Arch:
-    """``mcpu``: its name to LLVM; ``machine``: as ``uname -m`` says; ``needs``: the features it takes for granted."""
+    """``mcpu``: its name to LLVM; ``machine``: as ``uname -m`` says; ``needs``: the features it takes for granted;
+    ``vectors``: as ``DeviceFacts`` has them."""
 
     machine: str
     mcpu: str
     needs: frozenset[str]
-    vector_bits: int
+    vectors: str
 
 
-def _x86(mcpu: str, needs: frozenset[str], bits: int) -> Arch:
-    return Arch("x86_64", mcpu, needs, bits)
+def _x86(mcpu: str, needs: frozenset[str], vectors: str) -> Arch:
+    return Arch("x86_64", mcpu, needs, vectors)
 
 
 def _arm(mcpu: str, needs: frozenset[str]) -> Arch:
-    return Arch("aarch64", mcpu, needs, 128)
+    return Arch("aarch64", mcpu, needs, "neon")
 
 
 ARCHS: Mapping[str, Arch] = {
-    "x86-64-v2": _x86("x86-64-v2", _V2, 128),
-    "x86-64-v3": _x86("x86-64-v3", _V3, 256),
-    "x86-64-v4": _x86("x86-64-v4", _V4, 512),
-    "haswell": _x86("haswell", _V3 | {"aes", "fsgsbase", "pclmulqdq", "rdrand"}, 256),
-    "skylake": _x86("skylake", _V3 | {"adx", "aes", "clflushopt", "fsgsbase", "pclmulqdq", "rdrand", "rdseed"}, 256),
-    "skylake-avx512": _x86("skylake-avx512", _V4 | {"adx", "aes", "clflushopt", "clwb", "rdseed"}, 512),
-    "cascadelake": _x86("cascadelake", _V4 | {"adx", "aes", "avx512_vnni", "clwb", "rdseed"}, 512),
-    "icelake-server": _x86("icelake-server", _V4 | _ICE | _CRYPTO | {"adx", "aes", "clwb", "rdseed"}, 512),
+    "x86-64-v2": _x86("x86-64-v2", _V2, "sse"),
+    "x86-64-v3": _x86("x86-64-v3", _V3, "avx2"),
+    "x86-64-v4": _x86("x86-64-v4", _V4, "avx512"),
+    "haswell": _x86("haswell", _V3 | {"aes", "fsgsbase", "pclmulqdq", "rdrand"}, "avx2"),
+    "skylake": _x86("skylake", _V3 | {"adx", "aes", "clflushopt", "fsgsbase", "pclmulqdq", "rdrand", "rdseed"}, "avx2"),
+    "skylake-avx512": _x86("skylake-avx512", _V4 | {"adx", "aes", "clflushopt", "clwb", "rdseed"}, "avx512"),
+    "cascadelake": _x86("cascadelake", _V4 | {"adx", "aes", "avx512_vnni", "clwb", "rdseed"}, "avx512"),
+    "icelake-server": _x86("icelake-server", _V4 | _ICE | _CRYPTO | {"adx", "aes", "clwb", "rdseed"}, "avx512"),
     "sapphirerapids": _x86(
-        "sapphirerapids", _V4 | _ICE | _CRYPTO | _AMX | {"avx512_bf16", "avx512_fp16", "avx_vnni", "clwb"}, 512
+        "sapphirerapids", _V4 | _ICE | _CRYPTO | _AMX | {"avx512_bf16", "avx512_fp16", "avx_vnni", "clwb"}, "avx512"
     ),
-    "znver2": _x86("znver2", _V3 | _ZEN | {"clwb", "rdpid"}, 256),
-    "znver3": _x86("znver3", _V3 | _ZEN | {"clwb", "pku", "rdpid", "vaes", "vpclmulqdq"}, 256),
-    "znver4": _x86("znver4", _V4 | _ICE | _ZEN | _CRYPTO | {"avx512_bf16", "clwb", "pku", "rdpid"}, 512),
+    "znver2": _x86("znver2", _V3 | _ZEN | {"clwb", "rdpid"}, "avx2"),
+    "znver3": _x86("znver3", _V3 | _ZEN | {"clwb", "pku", "rdpid", "vaes", "vpclmulqdq"}, "avx2"),
+    "znver4": _x86("znver4", _V4 | _ICE | _ZEN | _CRYPTO | {"avx512_bf16", "clwb", "pku", "rdpid"}, "avx512"),
     "aarch64": _arm("generic", _A64),
     "neoverse-n1": _arm("neoverse-n1", _A82),
     "neoverse-v1": _arm("neoverse-v1", _A82 | {"bf16", "i8mm", "sve"}),

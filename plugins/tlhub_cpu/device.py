@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from tlhub.specs import DeviceFacts
 from tlhub_cpu import arch
 
 MODELS: Mapping[str, DeviceFacts] = {
-    name: DeviceFacts(arch=f"cpu:{name}", model=name, cores=8, l2=1 << 20) for name in arch.ARCHS
+    name: DeviceFacts(arch=f"cpu:{name}", model=name, cores=8, l2=1 << 20, vectors=found.vectors)
+    for name, found in arch.ARCHS.items()
 }
 """Facts of typical devices by model name."""
 
@@ -20,7 +22,7 @@ def devices() -> Sequence[DeviceFacts]:
     name = arch.canonical("native")
     if name is None:
         return ()
-    return (DeviceFacts(arch=f"cpu:{name}", model=arch.model(), index=0, cores=cores(), l2=_cache(2)),)
+    return (replace(typical(name), model=arch.model(), index=0, cores=cores(), l2=_cache(2)),)
 
 
 def typical(name: str) -> DeviceFacts:

@@ -7,27 +7,13 @@ from collections.abc import Sequence
 from tlhub.specs import Config, DeviceFacts, Problem, Schedule
 
 _TILES = {
-    # bits of a vector register: float32 lanes, register tile (mr x nr; 12, 12 and 28 registers of sums, 24 of Arm's),
+    # vector unit: float32 lanes, register tile (mr x nr; 12, 12 and 28 registers of sums, 24 of Arm's),
     # and blocks: kc of K, mc panels of rows of A (half of the second-level cache), nc panels of columns of B
     "sse": {"lanes": 4, "mr": 6, "nr": 8, "kc": 384, "mc": 20, "nc": 256},
     "avx2": {"lanes": 8, "mr": 6, "nr": 16, "kc": 512, "mc": 14, "nc": 128},
     "avx512": {"lanes": 16, "mr": 14, "nr": 32, "kc": 512, "mc": 12, "nc": 64},
     "neon": {"lanes": 4, "mr": 8, "nr": 12, "kc": 256, "mc": 16, "nc": 192},
 }
-_VECTORS = {
-    "x86-64-v2": "sse",
-    "x86-64-v4": "avx512",
-    "skylake-avx512": "avx512",
-    "cascadelake": "avx512",
-    "icelake-server": "avx512",
-    "sapphirerapids": "avx512",
-    "znver4": "avx512",
-    "aarch64": "neon",
-    "neoverse-n1": "neon",
-    "neoverse-v1": "neon",
-    "apple-m1": "neon",
-}
-"""Vector units by arch; every other one has 256 bits."""
 
 _ALONE = 1_000_000
 """Products below which a thread computes alone: it is done before another would have woken up."""
@@ -54,11 +40,10 @@ def configs(problem: Problem, facts: DeviceFacts) -> Sequence[Config]:
     ``mc``, ``nc``: panels of A and B in a block; ``half``: the machine converts float16; ``alone``: products
     below which one thread does it all.
     """
-    unit = _VECTORS.get(facts.arch.partition(":")[2], "avx2")
-    tiles = dict(_TILES[unit])
+    tiles = dict(_TILES[facts.vectors])
     if problem.option["accum"] == "float64":
         tiles["lanes"], tiles["nr"] = tiles["lanes"] // 2, tiles["nr"] // 2
-    return ({**tiles, "half": unit != "sse", "alone": _ALONE},)
+    return ({**tiles, "half": facts.vectors != "sse", "alone": _ALONE},)
 
 
 BLOCKED = Schedule(

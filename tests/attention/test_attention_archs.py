@@ -9,9 +9,9 @@ import sys
 import pytest
 
 from tlhub import problem
-from tlhub.specs import DeviceFacts
 from tlhub_attention.contract import ATTENTION
 from tlhub_attention.cpu import FLASH, configs
+from tlhub_cpu import TARGET
 
 MACHINES = {"x86-64-v2": 62, "x86-64-v4": 62, "aarch64": 183}  # as an ELF header numbers them
 
@@ -35,7 +35,7 @@ tvm.tirx.build(module, target=tvm.target.Target(request["target"])).write_to_fil
 def test_it_compiles_for(arch: str, dtype: str, tmp_path: object) -> None:
     made = problem.make(ATTENTION, {d.name: d.name for d in ATTENTION.dims}, dtype, {"causal": True, "lse": True})
     made = problem.generalise(made, FLASH.symbolic)
-    facts = DeviceFacts(f"cpu:{arch}", "a CPU")
+    facts = TARGET.facts(f"cpu:{arch}")
     x86 = arch.startswith("x86")
     request = {
         "problem": {

@@ -6,13 +6,14 @@ import pytest
 
 from tlhub import problem
 from tlhub.errors import ArgumentError
-from tlhub.specs import DeviceFacts, Problem
+from tlhub.specs import Problem
 from tlhub_attention.contract import ATTENTION, DTYPES, flops
 from tlhub_attention.cpu import FLASH, configs, supports
+from tlhub_cpu import TARGET
 
 pytestmark = pytest.mark.light
 
-V3 = DeviceFacts("cpu:x86-64-v3", "a CPU")
+V3 = TARGET.facts("cpu:x86-64-v3")
 
 
 def make(shape: object = (2, 5, 6, 16), dtype: object = "float32", **options: object) -> Problem:
@@ -79,7 +80,7 @@ def test_the_cpu_serves_all_but_float8() -> None:
 
 @pytest.mark.parametrize("arch", ["x86-64-v2", "x86-64-v3", "x86-64-v4", "znver3", "znver4", "aarch64", "neoverse-v1"])
 def test_blocks_are_whole_tiles_and_tiles_fit_the_registers(arch: str) -> None:
-    for config in configs(make(), DeviceFacts(f"cpu:{arch}", "a CPU")):
+    for config in configs(make(), TARGET.facts(f"cpu:{arch}")):
         lanes, vectors, tile = (int(config[n]) for n in ("lanes", "vectors", "tile"))  # type: ignore[arg-type]
         wide = lanes == 16 or "86" not in arch and "zn" not in arch
         assert tile * vectors + vectors + 1 <= (32 if wide else 16)

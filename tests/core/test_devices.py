@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -66,6 +67,17 @@ def test_both_must_fit() -> None:
         locate(catalog(CPU, GPU), "gpu:0", "gpu:b")
     with pytest.raises(DeviceError, match="it is a cpu device"):
         locate(catalog(CPU, GPU), "cpu", "gpu:b")
+
+
+def test_what_is_chosen_depends_on_the_arch_asked_for_not_on_the_device() -> None:
+    here = DeviceFacts("cpu:v4", "processor", 0, cores=3, vectors="wide")
+    cpu = replace(
+        target("cpu", 10, [here], ("v3", "v4")),
+        facts=lambda a: DeviceFacts(a, "some", cores=8, vectors="narrow"),
+        runs=lambda arch, facts: None,
+    )
+    assert locate(catalog(cpu), arch="v3").facts == replace(here, arch="cpu:v3", vectors="narrow")
+    assert locate(catalog(cpu), arch="v4").facts == here
 
 
 def test_what_is_not_there_is_named() -> None:

@@ -9,12 +9,12 @@ import pytest
 
 from tlhub import problem
 from tlhub.errors import ArgumentError
-from tlhub.specs import DeviceFacts, Problem
+from tlhub.specs import Problem
 from tlhub_cpu import TARGET
 from tlhub_gemm.contract import DTYPES, GEMM
 from tlhub_gemm.cpu import BLOCKED
 
-FACTS = DeviceFacts("cpu:x86-64-v3", "a CPU")
+FACTS = TARGET.facts("cpu:x86-64-v3")
 
 
 def make(dtype: object = "float32", shape: object = (4, 5, 6), **options: object) -> Problem:
@@ -125,9 +125,8 @@ def test_the_cpu_serves_every_dtype(dtype: str, tensor_core: bool | None) -> Non
 @pytest.mark.parametrize("arch", TARGET.archs)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_register_tiles_fit_the_registers_of_every_arch(arch: str, dtype: str) -> None:
-    (config,) = BLOCKED.configs(make(dtype), DeviceFacts(f"cpu:{arch}", arch))
-    bits, lanes, mr, nr = TARGET.facts(arch), config["lanes"], config["mr"], config["nr"]
-    assert bits is not None
+    (config,) = BLOCKED.configs(make(dtype), TARGET.facts(f"cpu:{arch}"))
+    lanes, mr, nr = config["lanes"], config["mr"], config["nr"]
     assert nr % lanes == 0  # type: ignore[operator]
     vectors = mr * nr // lanes + nr // lanes + 1  # type: ignore[operator]
     wide = lanes * (8 if dtype == "float64" else 4) == 64  # type: ignore[operator]
