@@ -5,6 +5,8 @@ PYTHON ?= python3
 PIP := python -m pip install -qq --disable-pip-version-check
 CC_HERE := $(shell command -v $${CC:-cc} || command -v gcc || command -v clang)
 EXTRAS := tvm$(if $(CC_HERE),,,cc)
+NVCC_HERE := $(wildcard $(CUDA_HOME)/bin/nvcc $(CUDA_PATH)/bin/nvcc)$(shell command -v nvcc)
+TEST_EXTRAS := $(EXTRAS)$(if $(NVCC_HERE),,,nvcc)
 SOURCES := pyproject.toml README.md $(shell find tlhub plugins registry -type f -not -path '*/__pycache__/*' -not -name '.*')
 
 .PHONY: help demo test test-all lint format bench clean
@@ -52,7 +54,7 @@ clean:
 
 .venv/.test: pyproject.toml requirements-dev.txt | .venv/bin/python
 	.venv/bin/$(PIP) "$$(grep '^torch' requirements-dev.txt)"
-	.venv/bin/$(PIP) -r requirements-dev.txt -e '.[$(EXTRAS)]'
+	.venv/bin/$(PIP) -r requirements-dev.txt -e '.[$(TEST_EXTRAS)]'
 	@touch $@ .venv/.demo
 
 build/wheels/.built: $(SOURCES) | .venv/bin/python
@@ -68,6 +70,6 @@ build/wheels/.built: $(SOURCES) | .venv/bin/python
 
 # the wheel with the newest TVM
 .venv-tvm/.ready: build/wheels/.built | .venv-tvm/bin/python
-	.venv-tvm/bin/$(PIP) "$$(echo build/wheels/tlhub_core-*.whl)[$(EXTRAS),testing]" 'apache-tvm==0.27.*' pytest-xdist
+	.venv-tvm/bin/$(PIP) "$$(echo build/wheels/tlhub_core-*.whl)[$(TEST_EXTRAS),testing]" 'apache-tvm==0.27.*' pytest-xdist
 	.venv-tvm/bin/$(PIP) --force-reinstall --no-deps build/wheels/tlhub_core-*.whl
 	@touch $@

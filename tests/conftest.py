@@ -23,6 +23,7 @@ def _environment(monkeypatch: pytest.MonkeyPatch, shared_cache: str) -> None:
     ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TLHUB_CACHE_DIR", shared_cache)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # the processor is the default device, wherever tests run
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import tlhub.plugins
-from tlhub.errors import UnknownName, did_you_mean
+from tlhub.errors import UnknownName, suggest
 from tlhub.plugins import Plugin
 from tlhub.specs import Kernel, PrebuiltStore, Schedule, Target
 
@@ -44,10 +44,9 @@ class Catalog:
                 f"no installed plugin brings target {name!r}; known here: {', '.join(sorted(self.targets)) or 'none'}",
                 hint="tlhub plugins",
             )
-        near = did_you_mean(name, self.targets)
         raise UnknownName(
             f"unknown target {name!r}; known: {', '.join(sorted(self.targets)) or 'none'}",
-            hint=f"did you mean {near!r}?" if near else "tlhub targets",
+            hint=suggest(name, self.targets, "tlhub targets"),
         )
 
     def owner(self, schedule: Schedule) -> Plugin:
@@ -156,11 +155,10 @@ def _unknown(name: Any, catalog: Catalog) -> UnknownName:
                 hint=plugin["install"],
             )
     broken = [p for p in catalog.plugins if p.error]
-    near = did_you_mean(str(name), catalog.kernels)
     message = f"unknown kernel {name!r}; known: {known}"
     if broken:
         message += f" ({', '.join(p.name for p in broken)} failed to load)"
     if os.environ.get("TLHUB_DISABLE_PLUGINS"):
         message += f" (TLHUB_DISABLE_PLUGINS leaves out {os.environ['TLHUB_DISABLE_PLUGINS']})"
     look = "tlhub plugins" if broken else "tlhub kernels"
-    return UnknownName(message, hint=f"did you mean {near!r}?" if near else look)
+    return UnknownName(message, hint=suggest(name, catalog.kernels, look))

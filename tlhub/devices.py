@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tlhub.catalog import Catalog
-from tlhub.errors import DeviceError, UnknownName, did_you_mean
+from tlhub.errors import DeviceError, UnknownName, suggest
 from tlhub.specs import DeviceFacts, Target
 
 
@@ -55,11 +55,14 @@ def canonical_arch(catalog: Catalog, arch: str) -> tuple[Target, str]:
         name = target.canonical(rest if colon else arch)
         if name:
             return target, f"{target.name}:{name}"
+    for target in targets:
+        why = target.unsupported(rest if colon else arch)
+        if why:
+            raise UnknownName(f"arch {arch!r} is not served: {why}", hint="tlhub targets")
     known = [f"{t.name}:{a}" for t in targets for a in (*t.archs, "native")]
-    near = did_you_mean(arch, known)
     raise UnknownName(
         f"unknown arch {arch!r}; known: {', '.join(known) or 'none'}",
-        hint=f"did you mean {near!r}?" if near else "tlhub targets",
+        hint=suggest(arch, known, "tlhub targets"),
     )
 
 
@@ -92,7 +95,11 @@ def _device(catalog: Catalog, device: str) -> tuple[Target, DeviceFacts]:
             if index == str(facts.index):
                 return target, facts
         have = ", ".join(f"{name}:{f.index} ({f.model})" for f in devices) or "none"
-        raise DeviceError(f"no device {device!r} is here; of target {name} there are: {have}", hint="tlhub targets")
+        why = target.absent()
+        raise DeviceError(
+            f"no device {device!r} is here; of target {name} there are: {have}" + (f" ({why})" if why else ""),
+            hint="tlhub targets",
+        )
     models = {model: target for target in catalog.targets.values() for model in target.models}
     if device in models:
         return models[device], models[device].models[device]
@@ -104,8 +111,7 @@ def _device(catalog: Catalog, device: str) -> tuple[Target, DeviceFacts]:
     if any(d["arch"].startswith(f"{name}:") for d in elsewhere.values()):
         catalog.target(name)
     known = [*catalog.targets, *models]
-    near = did_you_mean(device, known)
     raise UnknownName(
         f"unknown device {device!r}; known: {', '.join(known) or 'none'}",
-        hint=f"did you mean {near!r}?" if near else "tlhub targets",
+        hint=suggest(device, known, "tlhub targets"),
     )

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from typing import TypeVar
+
+Otherwise = TypeVar("Otherwise", str, None)
 
 
 class TlhubError(Exception):
@@ -85,6 +88,12 @@ def describe(error: BaseException) -> str:
     except BaseException:
         return kind
     return f"{kind}: {text}" if text else kind
+
+
+def suggest(word: object, known: Iterable[str], otherwise: Otherwise) -> str | Otherwise:
+    """Return the hint for a name that is unknown: the nearest of *known*, or *otherwise* where none is near."""
+    near = did_you_mean(word, known)
+    return f"did you mean {near!r}?" if near else otherwise
 
 
 def did_you_mean(word: object, known: Iterable[str]) -> str | None:

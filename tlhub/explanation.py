@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from tlhub.cache.chain import Hit, Nearest, Searched
 
 
+_SHOWN = 6
+"""Differences of the nearest entry that a person is shown; JSON has all."""
+
+
 @dataclass(frozen=True)
 class Explanation:
     """What a lookup would do, and why: candidates, stores searched, and what comes of it."""
@@ -95,8 +99,10 @@ class Explanation:
             lines.append(f"  {s.store} ({s.origin}), {s.schedule} for {dims}: {s.match or 'miss'}")
             lines += [f"      {reason}" for reason in s.reasons]
         if self.nearest and self.nearest.differs:
-            differs = "; ".join(f"{name} is {a!r}, wanted {b!r}" for name, (a, b) in self.nearest.differs.items())
-            lines.append(f"nearest entry: {self.nearest.folder} in {self.nearest.store}: {differs}")
+            differs = [f"{name} is {a!r}, wanted {b!r}" for name, (a, b) in self.nearest.differs.items()]
+            more = f"; and {len(differs) - _SHOWN} more" if len(differs) > _SHOWN else ""
+            shown = "; ".join(differs[:_SHOWN])
+            lines.append(f"nearest entry: {self.nearest.folder} in {self.nearest.store}: {shown}{more}")
         lines.append(f"outcome: {self._verdict()}")
         return "\n".join(lines)
 

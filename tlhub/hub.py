@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import threading
@@ -10,27 +11,24 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tlhub
-from tlhub import operands, sources
-from tlhub.cache.chain import Chain, Hit, Wanted
+from tlhub import certificates, operands, sources
+from tlhub.cache.chain import Chain, Hit, Searched, Wanted
 from tlhub.cache.entry import Entry, Manifest
 from tlhub.cache.key import problem_digest
 from tlhub.catalog import Catalog, load
 from tlhub.devices import Place, locate
-from tlhub.errors import ArgumentError, BuildError, DeviceError, NoSchedule, NotPrebuilt
+from tlhub.errors import ArgumentError, BuildError, DeviceError, NoSchedule, NotPrebuilt, TlhubError
 from tlhub.explanation import Explanation, command, show_problem
 from tlhub.problem import generalise, make, patterns, signature
-from tlhub.resolve import Candidate, Resolution, resolve
+from tlhub.resolve import Candidate, Resolution, config_of, resolve
 from tlhub.specs import Kernel, Problem
 from tlhub.stores import chain, user_store
 
 if TYPE_CHECKING:
     from tlhub.runtime.kernel import CompiledKernel
-
-_asked: dict[Any, CompiledKernel] = {}
-"""What was asked, to the letter and to the type, to its answer."""
 
 _served: dict[Any, CompiledKernel] = {}
 """Problem, arch and schedule to the kernel that serves them."""
@@ -63,20 +61,22 @@ def get(
 
     Raises UnknownName, ArgumentError, DeviceError, NoSchedule, NotPrebuilt, BuildError, CacheError.
     """
-    try:
-        # types are part of the key: 64.0 and True hash like integers and are none
-        values = options.values()
-        key = (kernel, shape, dtype, device, arch, schedule, *options, *values, *map(type, (*shape, *values)))
-        return _asked[key]
-    except (KeyError, TypeError):
-        pass
-    found = _lookup(kernel, shape, dtype, device, arch, schedule, options)
     if type(shape) is tuple:
         try:
-            _asked[key] = found
-        except TypeError:  # a dtype mapping, say: the second table answers
-            pass
-    return found
+            return _asked(kernel, dtype, device, arch, schedule, *shape, **options)
+        except TypeError as error:
+            if isinstance(error, TlhubError):
+                raise
+            # else something cannot be hashed, a mapping of dtypes, say: the second table answers
+    return _lookup(kernel, shape, dtype, device, arch, schedule, options)
+
+
+@functools.lru_cache(maxsize=None, typed=True)  # 64.0 and True hash like integers and are none
+def _asked(
+    kernel: str, dtype: Any, device: Any, arch: str | None, schedule: str | None, *shape: Any, **options: Any
+) -> CompiledKernel:
+    """Return what was asked before, to the letter and to the type of each extent and option."""
+    return _lookup(kernel, shape, dtype, device, arch, schedule, options)
 
 
 def get_for(
@@ -104,16 +104,12 @@ def explain(
     **options: Any,
 ) -> Explanation:
     """Return the trace that ``get`` with these arguments would act on; builds and loads nothing."""
-    catalog = load()
-    spec = catalog.kernel(kernel)
-    problem = make(spec, shape, dtype, options)
-    place = locate(catalog, device, arch)
-    resolution = resolve(catalog.schedules.get(spec.name, ()), problem, place.facts, asked=schedule)
-    wanted = _wanted(catalog, spec, problem, place, resolution)
-    stores = chain(catalog, place.facts.driver)
-    hit, searched = stores.find(place.arch, wanted, here=place.device is not None)
-    nearest = partial(stores.nearest, place.arch, wanted)
-    return Explanation(problem, place, resolution, searched, hit, nearest, compiling=may_compile())
+    asked = _ask(kernel, shape, dtype, device, arch, schedule, options)
+    resolution, stores = _resolve(asked), asked.stores()
+    wanted = _wanted(asked, resolution)
+    hit, searched = asked.find(stores, wanted)
+    nearest = partial(stores.nearest, asked.place.arch, wanted)
+    return Explanation(asked.problem, asked.place, resolution, searched, hit, nearest, compiling=may_compile())
 
 
 def prewarm(
@@ -130,19 +126,15 @@ def prewarm(
 
     Returns the entry and its origin: ``built``, or the origin of the store that has it already.
     """
-    catalog = load()
-    spec = catalog.kernel(kernel)
-    problem = make(spec, shape, dtype, options)
-    place = locate(catalog, device, arch)
-    resolution = _resolution(catalog, spec, problem, place, schedule)
-    best = Resolution(resolution.candidates[:1], resolution.rejected)
-    hit, origin, _ = _obtain(catalog, spec, problem, place, best)
+    asked = _ask(kernel, shape, dtype, device, arch, schedule, options)
+    resolution = _resolution(asked)
+    hit, origin, _ = _obtain(asked, Resolution(resolution.candidates[:1], resolution.rejected))
     return hit.entry, origin
 
 
 def forget() -> None:
     """Empty the tables of this process: the next ``get`` asks the stores again."""
-    _asked.clear()
+    _asked.cache_clear()
     _served.clear()
     _locks.clear()
 
@@ -164,63 +156,89 @@ if hasattr(os, "register_at_fork"):
 def _lookup(
     kernel: str, shape: Any, dtype: Any, device: Any, arch: str | None, schedule: str | None, options: Mapping[str, Any]
 ) -> CompiledKernel:
-    catalog = load()
-    spec = catalog.kernel(kernel)
-    problem = make(spec, shape, dtype, options)
-    place = locate(catalog, device, arch)
-    key = (problem, place.arch, place.device, schedule)
+    asked = _ask(kernel, shape, dtype, device, arch, schedule, options)
+    key = (asked.problem, asked.place.arch, asked.place.device, schedule)
     if key not in _served:
-        resolution = _resolution(catalog, spec, problem, place, schedule)
-        hit, origin, candidate = _obtain(catalog, spec, problem, place, resolution)
-        _served[key] = _compiled(spec, problem, place, candidate, hit, origin)
+        _served[key] = _compiled(asked, *_obtain(asked, _resolution(asked)))
     return _served[key]
 
 
-def _resolution(catalog: Catalog, kernel: Kernel, problem: Problem, place: Place, schedule: str | None) -> Resolution:
-    resolution = resolve(catalog.schedules.get(kernel.name, ()), problem, place.facts, asked=schedule)
+class Asked(NamedTuple):
+    """What a lookup is for, its words looked up. ``schedule``: the name of the one that must serve, or None."""
+
+    catalog: Catalog
+    kernel: Kernel
+    problem: Problem
+    place: Place
+    schedule: str | None
+
+    def stores(self) -> Chain:
+        return chain(self.catalog, self.place.facts.driver)
+
+    def find(self, stores: Chain, wanted: list[Wanted]) -> tuple[Hit | None, tuple[Searched, ...]]:
+        return stores.find(self.place.arch, wanted, here=self.place.device is not None)
+
+
+def _ask(
+    kernel: str, shape: Any, dtype: Any, device: Any, arch: str | None, schedule: str | None, options: Mapping[str, Any]
+) -> Asked:
+    catalog = load()
+    spec = catalog.kernel(kernel)
+    return Asked(catalog, spec, make(spec, shape, dtype, options), locate(catalog, device, arch), schedule)
+
+
+def _resolve(asked: Asked) -> Resolution:
+    """Return who serves, and why the others do not."""
+    schedules = asked.catalog.schedules.get(asked.kernel.name, ())
+    unproven = certificates.unproven(asked.catalog, asked.place.target.name)
+    return resolve(schedules, asked.problem, asked.place.facts, asked=asked.schedule, unproven=unproven)
+
+
+def _resolution(asked: Asked) -> Resolution:
+    """Return what ``_resolve`` does. Raises NoSchedule where nobody serves."""
+    resolution = _resolve(asked)
     if resolution.candidates:
         return resolution
     reasons = "".join(f"\n  {r.schedule}: {r.reason}" for r in resolution.rejected) or " (none is installed)"
     raise NoSchedule(
-        f"no schedule serves {show_problem(problem)} on {place.arch}:{reasons}",
-        hint=f"tlhub schedules {kernel.name}",
+        f"no schedule serves {show_problem(asked.problem)} on {asked.place.arch}:{reasons}",
+        hint=f"tlhub schedules {asked.kernel.name}",
     )
 
 
-def _wanted(catalog: Catalog, kernel: Kernel, problem: Problem, place: Place, resolution: Resolution) -> list[Wanted]:
-    problems = patterns(kernel, problem)
+def _wanted(asked: Asked, resolution: Resolution) -> list[Wanted]:
+    place = asked.place
     return [
         Wanted(
             schedule=c.schedule.name,
             revision=c.schedule.revision,
             source_digest=sources.digest(c.schedule),
             config=c.config,
-            problems=problems,
+            problems=patterns(asked.kernel, asked.problem, c.schedule.symbolic),
             toolchain=_toolchains.get((c.schedule.toolchain, place.arch)),
             # sources that change under us must not be served by what they were
-            match="compatible" if catalog.owner(c.schedule).editable else "revision",
+            match="compatible" if asked.catalog.owner(c.schedule).editable else "revision",
+            general=partial(config_of, c.schedule, facts=place.facts),
         )
         for c in resolution.candidates
     ]
 
 
-def _obtain(
-    catalog: Catalog, kernel: Kernel, problem: Problem, place: Place, resolution: Resolution
-) -> tuple[Hit, str, Candidate]:
+def _obtain(asked: Asked, resolution: Resolution) -> tuple[Hit, str, Candidate]:
     """Return an entry of a candidate, its origin, and the candidate: found in a store, else built."""
-    wanted = _wanted(catalog, kernel, problem, place, resolution)
-    stores = chain(catalog, place.facts.driver)
-    hit, _ = stores.find(place.arch, wanted, here=place.device is not None)
+    problem, place = asked.problem, asked.place
+    wanted, stores = _wanted(asked, resolution), asked.stores()
+    hit, _ = asked.find(stores, wanted)
     if hit is None and stores.match == "exact" and may_compile() and _identify(place, resolution):
-        wanted = _wanted(catalog, kernel, problem, place, resolution)
-        hit, _ = stores.find(place.arch, wanted, here=place.device is not None)
+        wanted = _wanted(asked, resolution)
+        hit, _ = asked.find(stores, wanted)
     if hit is None:
         if not may_compile():
             raise NotPrebuilt(
                 f"no store has {show_problem(problem)} for {place.arch}, and TLHUB_COMPILE=never",
                 hint=f"tlhub explain {command(problem, place)}",
             )
-        return _build_first(catalog, kernel, problem, place, resolution, wanted, stores)
+        return _build_first(asked, resolution, wanted, stores)
     if hit.index:
         _event(
             f"{show_problem(problem)}: serving {wanted[hit.index].schedule!r}, which is built; "
@@ -243,26 +261,21 @@ def _identify(place: Place, resolution: Resolution) -> bool:
 
 
 def _build_first(
-    catalog: Catalog,
-    kernel: Kernel,
-    problem: Problem,
-    place: Place,
-    resolution: Resolution,
-    wanted: list[Wanted],
-    stores: Chain,
+    asked: Asked, resolution: Resolution, wanted: list[Wanted], stores: Chain
 ) -> tuple[Hit, str, Candidate]:
     """Build the best candidate that builds; one that fails is warned of, and the next is tried."""
+    problem = asked.problem
     failures: list[BuildError] = []
     for index, candidate in enumerate(resolution.candidates):
         general = generalise(problem, candidate.schedule.symbolic)
-        lock = (problem_digest(general, place.arch), candidate.schedule.name)
+        lock = (problem_digest(general, asked.place.arch), candidate.schedule.name)
         with _once(lock), user_store().lock(lock[0], timeout=_PATIENCE, waiting=partial(_waiting, problem)):
             # another thread or process may have built it meanwhile
-            hit, _ = stores.find(place.arch, wanted, here=place.device is not None)
+            hit, _ = asked.find(stores, wanted)
             if hit is not None:
                 return hit, hit.origin, resolution.candidates[hit.index]
             try:
-                entry = _build(catalog, kernel, general, place, candidate, wanted[index])
+                entry = _build(asked, general, candidate, wanted[index])
             except BuildError as error:
                 failures.append(error)
                 continue
@@ -273,15 +286,14 @@ def _build_first(
     raise failures[0]
 
 
-def _build(
-    catalog: Catalog, kernel: Kernel, problem: Problem, place: Place, candidate: Candidate, wanted: Wanted
-) -> Entry:
-    """Compile *candidate* for *problem* in a worker and publish it."""
+def _build(asked: Asked, problem: Problem, candidate: Candidate, wanted: Wanted) -> Entry:
+    """Compile *candidate* for *problem*, what was asked or more general, in a worker and publish it."""
     from tlhub.build import pool  # what is served from a store needs none
 
-    owner, schedule, store = catalog.owner(candidate.schedule), candidate.schedule, user_store()
+    place, schedule, config, store = asked.place, candidate.schedule, candidate.config, user_store()
+    owner = asked.catalog.owner(schedule)
     with store.stage() as staged:
-        built = pool.default().build(kernel, problem, schedule, candidate.config, place.arch, place.target, staged.path)
+        built = pool.default().build(asked.kernel, problem, schedule, config, place.arch, place.target, staged.path)
         _toolchains[schedule.toolchain, place.arch] = built.toolchain
         manifest = Manifest.make(
             problem,
@@ -289,7 +301,7 @@ def _build(
             schedule=schedule.name,
             schedule_revision=schedule.revision,
             source_digest=wanted.source_digest,
-            config=candidate.config,
+            config=config,
             toolchain=built.toolchain,
             abi=built.abi,
             platform={"os": sys.platform, "machine": built.machine, "glibc": built.glibc},
@@ -307,16 +319,16 @@ def _build(
         return store.publish(staged, manifest, built.members)
 
 
-def _compiled(
-    kernel: Kernel, problem: Problem, place: Place, candidate: Candidate, hit: Hit, origin: str
-) -> CompiledKernel:
+def _compiled(asked: Asked, hit: Hit, origin: str, candidate: Candidate) -> CompiledKernel:
     from tlhub.runtime import CompiledKernel, load_entry
 
+    kernel, problem, place = asked.kernel, asked.problem, asked.place
+    scratch = None
     if place.device is None:
         function = _not_here(problem, place)
     else:
         library, already = load_entry(hit.entry)
-        function = library.bind(problem)
+        function, scratch = library.bind(problem), library.scratch
         origin = "memory" if already else origin
     return CompiledKernel(
         kernel,
@@ -329,13 +341,17 @@ def _compiled(
         origin=origin,
         match=hit.match,
         entry=hit.entry,
+        scratch=scratch,
     )
 
 
 def _not_here(problem: Problem, place: Place) -> Any:
     def refuse(*_: Any) -> None:
+        why = place.target.absent()
         raise DeviceError(
-            f"{problem.kernel} for {place.arch} cannot run: no device here runs that arch", hint="tlhub targets"
+            f"{problem.kernel} for {place.arch} cannot run: no device here runs that arch"
+            + (f" ({why})" if why else ""),
+            hint="tlhub targets",
         )
 
     return refuse

@@ -10,6 +10,10 @@ from tlhub.errors import ArgumentError, DeviceError, describe
 from tlhub.problem import dtype_name, make, signature
 from tlhub.specs import DTYPES, Kernel, Tensor
 
+_CUDA_HOST = 3
+_MANAGED = {13: 2}
+"""DLPack's numbers of memory that the CPU reads too, and of CUDA's managed memory, which its devices read."""
+
 _ASARRAY = "numpy.asarray(...) makes an array of most things"
 
 
@@ -120,7 +124,9 @@ def device_of(catalog: Catalog, array: Any) -> str:
             expected="an array that tells its device",
             hint=_ASARRAY,
         ) from error
+    if kind == _CUDA_HOST:
+        return "cpu"
     for target in catalog.targets.values():
-        if target.device_type == kind:
+        if target.device_type == _MANAGED.get(kind, kind):
             return f"{target.name}:{index}"
     raise DeviceError(f"no installed plugin serves devices of DLPack type {kind}", hint="tlhub targets")

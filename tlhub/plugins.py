@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pluggy
 
-from tlhub.errors import PluginError, debugging, describe, did_you_mean
+from tlhub.errors import PluginError, debugging, describe, suggest
 from tlhub.hooks import API, Hooks
 from tlhub.specs import Kernel, PrebuiltStore, Schedule, Target
 
@@ -152,10 +152,9 @@ def _unknown_hook(manager: pluggy.PluginManager, module: Any, name: str, error: 
     marked = [n for n in dir(module) if n not in _RECORDS and manager.parse_hookimpl_opts(module, n) is not None]
     if not marked:  # a hook of ours with a parameter, say
         return PluginError(f"plugin {name} does not fit its hooks: {error}")
-    near = did_you_mean(marked[0], _RECORDS)
     return PluginError(
         f"plugin {name} implements an unknown hook {marked[0]!r}; the hooks are {', '.join(_RECORDS)}",
-        hint=f"did you mean {near!r}?" if near else None,
+        hint=suggest(marked[0], _RECORDS, None),
     )
 
 

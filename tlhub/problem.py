@@ -7,13 +7,14 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tlhub.errors import ArgumentError, did_you_mean
+from tlhub.errors import ArgumentError, did_you_mean, suggest
 from tlhub.specs import DTYPES, Arg, Extent, Kernel, Option, Problem, Signature, Tensor, Value
 
 Shape = Any
 """A sequence of extents in the kernel's order, or a mapping of dim names to extents."""
 
 _SYMBOL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|\?[0-9]+")
+_INVERSE_SQRT = re.compile(r"1/sqrt\((\w+)\)")
 _LARGEST = 2**31 - 1
 
 
@@ -86,14 +87,21 @@ def serves(general: Problem, problem: Problem) -> bool:
     return True
 
 
-def patterns(kernel: Kernel, problem: Problem) -> tuple[Problem, ...]:
-    """Return the problems whose binaries serve *problem*: itself, then the kernel's patterns that do."""
+def patterns(kernel: Kernel, problem: Problem, symbolic: Sequence[str] = ()) -> tuple[Problem, ...]:
+    """Return the problems whose binaries serve *problem*: itself, the one that a schedule builds which leaves the dims
+    *symbolic* open, then the kernel's patterns that do."""
     found = [problem]
-    for names in kernel.patterns:
+    for names in (symbolic, *kernel.patterns):
         general = generalise(problem, names)
         if general not in found and serves(general, problem):
             found.append(general)
     return tuple(found)
+
+
+def root_of(default: str) -> str:
+    """Return the dim in a scalar's default ``"1/sqrt(DIM)"``, "" for another text."""
+    match = _INVERSE_SQRT.fullmatch(default)
+    return match[1] if match else ""
 
 
 # -- dims ------------------------------------------------------------------------------------------
@@ -134,11 +142,10 @@ def _dims(kernel: Kernel, shape: Shape) -> tuple[tuple[str, Extent], ...]:
         given = dict(shape)
         for name in given:
             if name not in names:
-                near = did_you_mean(str(name), names)
                 raise ArgumentError(
                     f"{kernel.name}: no dim {name!r}; its dims are {', '.join(names)}",
                     argument="shape",
-                    hint=f"did you mean {near!r}?" if near else _usage(kernel),
+                    hint=suggest(name, names, _usage(kernel)),
                 )
     elif isinstance(shape, (str, bytes)) or not isinstance(shape, Sequence):
         raise ArgumentError(
@@ -246,14 +253,13 @@ def _dtypes(kernel: Kernel, dtype: Any) -> tuple[str, dict[str, str]]:
 def _check_dtype(kernel: Kernel, name: str) -> str:
     if name in kernel.dtypes:
         return name
-    near = did_you_mean(name, kernel.dtypes)
     what = "does not take" if name in DTYPES else "knows no"
     raise ArgumentError(
         f"{kernel.name}: it {what} dtype {name!r}; allowed: {', '.join(kernel.dtypes)}",
         argument="dtype",
         expected=", ".join(kernel.dtypes),
         got=name,
-        hint=f"did you mean {near!r}?" if near else _contract(kernel),
+        hint=suggest(name, kernel.dtypes, _contract(kernel)),
     )
 
 
@@ -306,11 +312,10 @@ def _unknown_option(kernel: Kernel, name: str) -> ArgumentError:
             hint=f"kernel = tlhub.get({kernel.name!r}, ...); kernel(..., {name}=...)",
         )
     names = [o.name for o in kernel.options]
-    near = did_you_mean(name, names)
     return ArgumentError(
         f"{kernel.name}: no option {name!r}; its options are {', '.join(names) or 'none'}",
         argument=name,
-        hint=f"did you mean {near!r}?" if near else _contract(kernel),
+        hint=suggest(name, names, _contract(kernel)),
     )
 
 

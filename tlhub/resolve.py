@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from tlhub.errors import UnknownName, debugging, describe, did_you_mean
-from tlhub.specs import DeviceFacts, Problem, Schedule, Value
+from tlhub.errors import UnknownName, debugging, describe, suggest
+from tlhub.specs import Config, DeviceFacts, Problem, Schedule
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class Candidate:
     """A schedule with a config, and why it stands where it does."""
 
     schedule: Schedule
-    config: Mapping[str, Value]
+    config: Config
     reason: str
 
     def to_json(self) -> dict[str, Any]:
@@ -47,37 +47,51 @@ class Resolution:
 
 
 def resolve(
-    schedules: Iterable[Schedule], problem: Problem, facts: DeviceFacts, *, asked: str | None = None
+    schedules: Iterable[Schedule],
+    problem: Problem,
+    facts: DeviceFacts,
+    *,
+    asked: str | None = None,
+    unproven: Callable[[Schedule], str | None] = lambda schedule: None,
 ) -> Resolution:
     """Rank *schedules* for *problem* on a device with *facts*.
 
     An explicit *asked* leaves only the schedule of that name (UnknownName if there is none); then the
-    declared priority decides, then the name. Facts about the machine come in as arguments.
+    declared priority decides, then the name. Facts about the machine come in as arguments; so does what was
+    measured: *unproven* tells why a schedule that would serve is served only when asked for, or None.
     """
     schedules = tuple(schedules)
     if asked is not None and asked not in {s.name for s in schedules}:
         names = sorted(s.name for s in schedules)
-        near = did_you_mean(asked, names)
         raise UnknownName(
             f"unknown schedule {asked!r} of {problem.kernel}; known: {', '.join(names) or 'none'}",
-            hint=f"did you mean {near!r}?" if near else f"tlhub schedules {problem.kernel}",
+            hint=suggest(asked, names, f"tlhub schedules {problem.kernel}"),
         )
     candidates: list[Candidate] = []
     rejected: list[Rejected] = []
     for schedule in sorted(schedules, key=lambda s: (-s.priority, s.name)):
         reason = f"not the schedule asked for, {asked!r}" if asked not in (None, schedule.name) else None
-        config: Mapping[str, Value] = {}
+        chosen: Config = {}
         if reason is None:
-            reason, config = _judge(schedule, problem, facts)
+            reason, chosen = _judge(schedule, problem, facts)
+        if reason is None and asked is None:
+            why = "experimental" if schedule.experimental else unproven(schedule)
+            reason = f"{why}: served when asked for by name" if why else None
         if reason is None:
             why = "asked for" if asked else f"priority {schedule.priority}"
-            candidates.append(Candidate(schedule, config, why))
+            candidates.append(Candidate(schedule, chosen, why))
         else:
             rejected.append(Rejected(schedule.name, reason))
     return Resolution(tuple(candidates), tuple(rejected))
 
 
-def _judge(schedule: Schedule, problem: Problem, facts: DeviceFacts) -> tuple[str | None, Mapping[str, Value]]:
+def config_of(schedule: Schedule, problem: Problem, facts: DeviceFacts) -> Config | None:
+    """Return the config that *schedule* has for *problem* on a device with *facts*, or None if it does not serve it."""
+    reason, found = _judge(schedule, problem, facts)
+    return found if reason is None else None
+
+
+def _judge(schedule: Schedule, problem: Problem, facts: DeviceFacts) -> tuple[str | None, Config]:
     """Return why *schedule* does not serve the problem (None if it does), and its first config."""
     target = facts.arch.partition(":")[0]
     if target not in schedule.targets:

@@ -34,6 +34,9 @@ DTYPES: Mapping[str, tuple[int, int]] = {
 LIBRARY = "kernel.so"
 """The member of an entry that is loaded."""
 
+ABI = "tvm-ffi 0.1"
+"""The binary interface that libraries are built for: the C API of apache-tvm-ffi, by its minor version."""
+
 
 # -- what plugins return ---------------------------------------------------------------------------
 
@@ -99,7 +102,9 @@ class Kernel:
     ``reference``, ``tolerance``, ``peers``: import paths ``package.module:function``, imported when used:
     ``reference(problem, inputs, scalars) -> outputs`` in float64, ``tolerance(problem, inputs, scalars,
     outputs) -> bounds`` element-wise and absolute, ``peer(problem, inputs, scalars) -> callable`` that runs
-    the platform's library once. Inputs are a mapping of names to NumPy arrays, outputs a tuple.
+    the platform's library once. Inputs are a mapping of names to NumPy arrays, outputs a tuple; a reference that asks
+    nothing but NumPy's protocols of its arrays is computed on a GPU, by CuPy, where it would take long. A peer for a
+    GPU is named after its target and the library whose arrays it takes: ``cuda:torch``.
     """
 
     name: str
@@ -128,13 +133,15 @@ class Schedule:
     """One implementation of one revision of a kernel, for some targets.
 
     ``program``: import path of the function that a worker calls as ``program(problem, config, arch)``; what
-    it returns is for the toolchain (for ``tvm``: a PrimFunc or an IRModule). Heavy imports belong there.
+    it returns is for the toolchain (for ``tvm``: a PrimFunc or an IRModule; for ``tilelang``: a PrimFunc or a
+    ``TileProgram``; for ``cuda``: a ``CudaProgram``). Heavy imports belong there.
     ``supports(problem, facts)``: None for yes, else the reason.
     ``configs(problem, facts)``: the configs worth trying, the best guess first.
     ``symbolic``: the dims that its binaries leave symbolic, whatever was asked.
     ``sources``: what makes the source digest: import names of modules, and files in packages as
     ``package/folder/file.cuh`` (default: the program's module).
     ``priority``: a higher one is preferred where nothing was measured.
+    ``experimental``: it is served only when it is asked for by name.
     """
 
     name: str
@@ -149,6 +156,7 @@ class Schedule:
     symbolic: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
     priority: int = 0
+    experimental: bool = False
     doc: str = ""
 
 
@@ -172,6 +180,15 @@ class DeviceFacts:
     vectors: str = ""
 
 
+class Finding(NamedTuple):
+    """What a target found of something that it needs. ``ok``: it is of use; ``hint``: what to do where it is not."""
+
+    name: str
+    ok: bool
+    detail: str
+    hint: str | None = None
+
+
 @dataclass(frozen=True)
 class Target:
     """A kind of device.
@@ -185,6 +202,8 @@ class Target:
     ``device_type``: DLPack's number. ``assemble``: import path of the back end, called in a worker as
     ``assemble(program, problem, signature, folder, arch) -> tlhub.build.program.Assembled``; ``options(arch)``:
     what the front ends need to know of the arch (``kind``: TVM's name of the kind of target).
+    ``unsupported(name)``: why ``canonical`` gives None, and ``absent()``: why devices that one may expect are not among
+    ``devices()``; None where there is nothing more to say. ``checks()``: what else ``tlhub doctor`` should tell.
     """
 
     name: str
@@ -198,6 +217,9 @@ class Target:
     assemble: str
     options: Callable[[str], Mapping[str, str]] = lambda arch: {}
     models: Mapping[str, DeviceFacts] = field(default_factory=dict)
+    unsupported: Callable[[str], str | None] = lambda name: None
+    absent: Callable[[], str | None] = lambda: None
+    checks: Callable[[], Sequence[Finding]] = lambda: ()
     doc: str = ""
 
 

@@ -1,20 +1,26 @@
-"""The stores of this process, in the order in which a lookup asks them."""
+"""The stores of this process, from the environment, in the order in which a lookup asks them.
+
+``TLHUB_STORES`` is a list of folders (separated like PATH), searched after the user's cache and never written to.
+A folder may be followed by ``?`` and what its policy is: ``/opt/kernels?shared&owner=build&match=exact``.
+There is one Store for each setting: it remembers what it could only keep in memory, and that it warned.
+"""
 
 from __future__ import annotations
 
 import functools
 import os
+import stat
+import sys
+import warnings
+from urllib.parse import parse_qsl
 
-from tlhub.build.program import ABI
-from tlhub.cache import place
-from tlhub.cache.chain import Chain, this_host
+from tlhub.cache.chain import LOOSENESS, Chain, this_host
 from tlhub.cache.store import Store
 from tlhub.catalog import Catalog
+from tlhub.errors import ArgumentError, did_you_mean
+from tlhub.specs import ABI
 
-
-def user_store() -> Store:
-    """Return the user's cache: the one store that tlhub writes to."""
-    return _user(*map(os.environ.get, ("TLHUB_CACHE_DIR", "XDG_CACHE_HOME", "HOME")))
+_HINT = "export TLHUB_CACHE_DIR=/a/folder/that/you/can/write"
 
 
 def chain(catalog: Catalog, driver: int = 0) -> Chain:
@@ -22,25 +28,133 @@ def chain(catalog: Catalog, driver: int = 0) -> Chain:
 
     *driver*: of the device that is to run what is found, 0 if it has none. Raises ArgumentError.
     """
-    stores = (user_store(), *_sites(os.environ.get("TLHUB_STORES")), *_shipped(catalog))
-    return Chain(stores, host=this_host(ABI, driver), match=place.match_policy())
+    stores = (user_store(), *site_stores(), *(prebuilt_store(s.name, s.path) for s in catalog.stores))
+    return Chain(stores, host=this_host(ABI, driver), match=match_policy())
+
+
+def user_store() -> Store:
+    """Return the user's cache, the one store that tlhub writes to: TLHUB_CACHE_DIR (empty counts as unset), else the
+    platform's cache folder.
+
+    Without a usable home it is a private temporary folder, else memory, with one warning. Nothing is
+    written but that temporary folder.
+    """
+    return _user(*map(os.environ.get, ("TLHUB_CACHE_DIR", "XDG_CACHE_HOME", "HOME")))
+
+
+def site_stores() -> tuple[Store, ...]:
+    """Return the read-only stores that TLHUB_STORES names. Raises ArgumentError for an unknown word of policy."""
+    return _sites(os.environ.get("TLHUB_STORES", ""))
 
 
 @functools.cache
-def _user(*variables: str | None) -> Store:
-    # one Store for each setting: it remembers what it could only keep in memory, and that it warned
-    return place.user_store()
+def prebuilt_store(name: str, path: str) -> Store:
+    """Return the store of a folder that an installed plugin brings.
+
+    Its entries are trusted as the plugin's code is, whoever installed that: the folder's owner is named,
+    and a group may write. What everyone may write is refused here too.
+    """
+    try:
+        owners: tuple[int, ...] = (os.stat(path).st_uid,)
+    except OSError:  # lookups will say what is wrong
+        owners = ()
+    return Store(name, path, origin="prebuilt", writable=False, shared=True, owners=owners)
+
+
+def match_policy() -> str | None:
+    """Return the loosest match that TLHUB_MATCH lets serve, or None if it does not say. Raises ArgumentError."""
+    text = os.environ.get("TLHUB_MATCH")
+    return _match(text, "TLHUB_MATCH") if text else None
 
 
 @functools.cache
-def _sites(text: str | None) -> tuple[Store, ...]:
-    return place.site_stores()
-
-
-def _shipped(catalog: Catalog) -> tuple[Store, ...]:
-    return tuple(_prebuilt(s.name, s.path) for s in catalog.stores)
+def _user(named: str | None, base: str | None, home: str | None) -> Store:
+    if named:
+        return Store("cache", os.path.abspath(os.path.expanduser(named)))
+    root = _usual(base or "", home or "")
+    reason = "there is no home folder: HOME is not set" if root is None else _unusable(root)
+    if reason is None:
+        return Store("cache", root)
+    folder = _temporary()
+    where = f"in {folder}" if folder else "in memory"
+    warnings.warn(f"{reason}; kernels are kept {where}\nhint: {_HINT}", RuntimeWarning, stacklevel=3)
+    return Store("cache", folder)
 
 
 @functools.cache
-def _prebuilt(name: str, path: str) -> Store:
-    return place.prebuilt_store(name, path)
+def _sites(text: str) -> tuple[Store, ...]:
+    return tuple(_site(item) for item in text.split(os.pathsep) if item)
+
+
+def _match(text: str, where: str) -> str:
+    if text in LOOSENESS:
+        return text
+    near = did_you_mean(text, LOOSENESS)
+    raise ArgumentError(
+        f"{where} is {text!r}; allowed are {', '.join(LOOSENESS)}",
+        hint=f"export TLHUB_MATCH={near or 'revision'}" if where == "TLHUB_MATCH" else None,
+    )
+
+
+def _site(item: str) -> Store:
+    path, _, text = item.partition("?")
+    shared, owners, match = False, [], "revision"
+    for word, value in parse_qsl(text, keep_blank_values=True):
+        if word == "shared" and not value:
+            shared = True
+        elif word == "owner" and value:
+            owners.append(value)
+        elif word == "match":
+            match = _match(value, f"the match of {path!r} in TLHUB_STORES")
+        else:
+            raise ArgumentError(
+                f"TLHUB_STORES says {word!r} of {path!r}; allowed are shared, owner=USER and match=KIND",
+                hint=f"export TLHUB_STORES='{path}?shared&owner=USER'",
+            )
+    return Store(path, os.path.abspath(os.path.expanduser(path)), "site", False, shared, owners, match)
+
+
+def _usual(base: str, home: str) -> str | None:
+    """Return the platform's folder for caches, or None where there is no home to have one in."""
+    if sys.platform in ("win32", "darwin"):
+        if sys.platform == "darwin" and not home:
+            return None
+        import platformdirs
+
+        return platformdirs.user_cache_dir("tlhub", appauthor=False)
+    # The XDG rule, as platformdirs has it: importing that costs a third of a cold start, and it would turn an
+    # empty HOME into /.cache.
+    if os.path.isabs(base.strip()):
+        return os.path.join(base.strip(), "tlhub")
+    return os.path.join(home, ".cache", "tlhub") if os.path.isabs(home) else None
+
+
+def _unusable(root: str) -> str | None:
+    """Return why a folder that nobody named cannot be made or written, or None."""
+    path = root
+    while not os.path.lexists(path) and os.path.dirname(path) != path:
+        path = os.path.dirname(path)
+    if not os.path.isdir(path):
+        return f"the cache folder {root} cannot be made: {path} is not a folder"
+    if not os.access(path, os.W_OK | os.X_OK):
+        return f"the cache folder {root} cannot be written: {path} is read-only"
+    return None
+
+
+def _temporary() -> str | None:
+    """Return a private folder for temporary files, the same for each process of a user, or None."""
+    import tempfile
+
+    try:
+        if not hasattr(os, "geteuid"):
+            return tempfile.mkdtemp(prefix="tlhub-")
+        path = os.path.join(tempfile.gettempdir(), f"tlhub-{os.geteuid()}")
+        try:
+            os.mkdir(path, 0o700)
+        except FileExistsError:  # ours from before, or a trap
+            info = os.lstat(path)
+            if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid() or info.st_mode & 0o077:
+                return None
+        return path
+    except OSError:
+        return None

@@ -5,8 +5,11 @@ kernel = "gemm"
 shape = [1024, 1024, 1024]              # or { M = 1024, N = 1024, K = 1024 }; a string is a symbol
 dtype = "float32"                       # or { a = "float8_e4m3fn", b = "float8_e5m2" }
 options = { trans_b = true }            # optional
-archs = ["cpu:x86-64-v3"]               # optional; default: the arch of the default device
+arch = "cpu:x86-64-v3"                  # optional; default: the arch of the default device
 schedule = "..."                        # optional
+
+Lists of several are every combination of them: ``shapes``, ``dtypes``, ``archs``, ``schedules``, and ``options``, which
+may be a table or a list of tables.
 """
 
 from __future__ import annotations
@@ -15,11 +18,12 @@ import re
 import shlex
 import sys
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from tlhub.catalog import Catalog
 from tlhub.devices import canonical_arch
-from tlhub.errors import ArgumentError, TlhubError, UnknownName, did_you_mean
+from tlhub.errors import ArgumentError, TlhubError, UnknownName, suggest
 from tlhub.problem import make
 from tlhub.specs import Value
 
@@ -34,9 +38,12 @@ _KINDS: dict[str, tuple[tuple[type, ...], str, str]] = {
     "shape": ((list, dict), "a list of extents or a table of dim names", "[1024, 1024, 1024]"),
     "dtype": ((str, dict), "a dtype's name or a table of arguments to names", '"float32"'),
     "options": ((dict,), "a table", "{ trans_b = true }"),
-    "archs": ((list,), "a list of archs", '["cpu:native"]'),
+    "arch": ((str,), "a name", '"cpu:native"'),
     "schedule": ((str,), "a name", '"blocked"'),
 }
+_SEVERAL = {"shapes": "shape", "dtypes": "dtype", "options": "options", "archs": "arch", "schedules": "schedule"}
+"""Keys that hold a list, and what each of its values is."""
+
 _REQUIRED = ("kernel", "shape", "dtype")
 _EXAMPLE = r'[[problem]]\nkernel = "gemm"\nshape = ["M", "N", "K"]\ndtype = "float32"\n'
 
@@ -124,15 +131,31 @@ def parse(text: str, path: str, catalog: Catalog) -> tuple[Item | Mistake, ...]:
 
 
 def _items(table: dict[str, Any], catalog: Catalog) -> list[Item]:
+    several = [name for name in _SEVERAL if name in table and (name not in _KINDS or isinstance(table[name], list))]
+    lists = {name: table[name] for name in several}
+    for name, values in lists.items():
+        one = _SEVERAL[name]
+        if not isinstance(values, list):
+            raise ArgumentError(
+                f"{name} is {values!r}; it is a list", argument=name, hint=f"{name} = [{_KINDS[one][2]}]"
+            )
+        if one != name and one in table:
+            raise ArgumentError(f"{one} and {name} are both given", argument=name, hint=f"{one} = {_KINDS[one][2]}")
+        if not values:
+            raise ArgumentError(f"{name} is empty", argument=name, hint=f"{name} = [{_KINDS[one][2]}]")
+    single = {name: value for name, value in table.items() if name not in lists}
+    names = [_SEVERAL[name] for name in lists]
+    return [_item({**single, **dict(zip(names, values, strict=True))}, catalog) for values in product(*lists.values())]
+
+
+def _item(table: dict[str, Any], catalog: Catalog) -> Item:
     for name, value in table.items():
         if name not in _KINDS:
-            near = did_you_mean(name, _KINDS)
+            known = list(dict.fromkeys((*_KINDS, *_SEVERAL)))
             raise ArgumentError(
-                f"unknown key {name!r}; allowed: {', '.join(_KINDS)}",
+                f"unknown key {name!r}; allowed: {', '.join(known)}",
                 argument=name,
-                hint=f"did you mean {near!r}?"
-                if near
-                else f"options = {{ {name} = ... }} if it is one of the kernel's",
+                hint=suggest(name, known, f"options = {{ {name} = ... }} if it is one of the kernel's"),
             )
         kinds, expected, example = _KINDS[name]
         if not isinstance(value, kinds):
@@ -147,27 +170,19 @@ def _items(table: dict[str, Any], catalog: Catalog) -> list[Item]:
     if missing:
         _, expected, example = _KINDS[missing]
         raise ArgumentError(f"{missing} is missing; it is {expected}", argument=missing, hint=f"{missing} = {example}")
-    shape, options = table["shape"], table.get("options", {})
+    shape, options, arch = table["shape"], table.get("options", {}), table.get("arch")
     extents = tuple(shape) if isinstance(shape, list) else shape
-    archs: list[Any] = table.get("archs", [None])
-    if not archs:
-        raise ArgumentError(
-            "archs is empty; leave it out for the default device's",
-            argument="archs",
-            hint=f"archs = {_KINDS['archs'][2]}",
-        )
     make(catalog.kernel(table["kernel"]), extents, table["dtype"], options)
-    names = [None if a is None else canonical_arch(catalog, str(a))[1] for a in archs]
+    arch = None if arch is None else canonical_arch(catalog, arch)[1]
     schedule = _schedule(catalog, table["kernel"], table.get("schedule"))
-    return [Item(table["kernel"], extents, table["dtype"], options, name, schedule) for name in names]
+    return Item(table["kernel"], extents, table["dtype"], options, arch, schedule)
 
 
 def _schedule(catalog: Catalog, kernel: str, name: str | None) -> str | None:
     known = [s.name for s in catalog.schedules.get(kernel, ())]
     if name is not None and name not in known:
-        near = did_you_mean(name, known)
         raise UnknownName(
             f"unknown schedule {name!r} of {kernel}; known: {', '.join(known) or 'none'}",
-            hint=f"did you mean {near!r}?" if near else f"tlhub schedules {kernel}",
+            hint=suggest(name, known, f"tlhub schedules {kernel}"),
         )
     return name

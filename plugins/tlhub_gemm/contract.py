@@ -104,5 +104,9 @@ GEMM = Kernel(
     flops=flops,
     reference="tlhub_gemm.reference:reference",
     tolerance="tlhub_gemm.reference:tolerance",
-    peers={"numpy": "tlhub_gemm.reference:numpy_product"},
+    peers={
+        "numpy": "tlhub_gemm.reference:numpy_product",
+        "cuda:torch": "tlhub_gemm.reference:torch_product",
+        "cuda:cupy": "tlhub_gemm.reference:cupy_product",
+    },
 )

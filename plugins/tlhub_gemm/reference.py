@@ -1,6 +1,7 @@
-"""The reference of gemm in float64, its tolerance, and NumPy's product as a peer.
+"""The reference of gemm in float64, its tolerance, and the products of NumPy, PyTorch and CuPy as peers.
 
-Arrays of ml_dtypes' types are NumPy arrays too; every input converts to float64 exactly.
+Arrays of ml_dtypes' types are NumPy arrays too; every input converts to float64 exactly. Arrays of CuPy, which follow
+NumPy's protocols, give arrays of CuPy.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def tolerance(
     a, b = _operands(problem, inputs)
     with np.errstate(all="ignore"):
         depth = a.shape[-1]
-        size = alpha * np.matmul(np.abs(a), np.abs(b))
+        size = alpha * abs(a) @ abs(b)
         error = 0.0 * size if integer else 2 * depth * eps * size
         total = np.abs(_linear(problem, inputs, scalars))
         # alpha is rounded, multiplied, and the bias is added
@@ -96,18 +97,49 @@ def numpy_product(problem: Problem, inputs: Mapping[str, Array], scalars: Mappin
 
     Raises NotImplementedError for what NumPy has no fast product or no single call for.
     """
-    option, dtypes = problem.option, dict(problem.dtypes)
+    dtypes = dict(problem.dtypes)
     kinds = {dtypes[name] for name in ("a", "b", "c")}
     if kinds not in ({"float32"}, {"float64"}):
         raise NotImplementedError(f"NumPy multiplies float32 and float64 by BLAS, not {', '.join(sorted(kinds))}")
-    if option["epilogue"] != "none" or option["bias"] or option["residual"]:
-        raise NotImplementedError("NumPy has no epilogue")
-    a = inputs["a"].swapaxes(-1, -2) if option["trans_a"] else inputs["a"]
-    b = inputs["b"].swapaxes(-1, -2) if option["trans_b"] else inputs["b"]
-    if a.ndim == 3 and a.shape[0] == 1:
-        a, b = a[0], b[0]
+    a, b = _matrices(problem, inputs)
     out = np.empty((*a.shape[:-1], b.shape[-1]), a.dtype)
     return lambda: np.matmul(a, b, out=out)
+
+
+def torch_product(problem: Problem, inputs: Mapping[str, Any], scalars: Mapping[str, float]) -> Callable[[], object]:
+    """Return a call of PyTorch's matmul on its tensors, with an output of its own: cuBLAS on a GPU.
+
+    Raises NotImplementedError for what is no single call.
+    """
+    import torch
+
+    a, b = _matrices(problem, inputs)
+    out = torch.empty((*a.shape[:-1], b.shape[-1]), dtype=a.dtype, device=a.device)
+    return lambda: torch.matmul(a, b, out=out)
+
+
+def cupy_product(problem: Problem, inputs: Mapping[str, Any], scalars: Mapping[str, float]) -> Callable[[], object]:
+    """Return a call of CuPy's matmul, which is cuBLAS, with an output of its own.
+
+    Raises NotImplementedError for what is no single call.
+    """
+    import cupy
+
+    a, b = _matrices(problem, inputs)
+    out = cupy.empty((*a.shape[:-1], b.shape[-1]), a.dtype)
+    return lambda: cupy.matmul(a, b, out=out)
+
+
+def _matrices(problem: Problem, inputs: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return op(A) and op(B) as views, without a batch of one. Raises NotImplementedError for more than a product."""
+    option, dtypes = problem.option, dict(problem.dtypes)
+    if option["epilogue"] != "none" or option["bias"] or option["residual"]:
+        raise NotImplementedError("a product of matrices has no epilogue")
+    if dtypes["c"] != dtypes["a"] or dtypes["a"] != dtypes["b"]:
+        raise NotImplementedError(f"its operands and its result have one dtype, not {', '.join(dtypes.values())}")
+    a = inputs["a"].swapaxes(-1, -2) if option["trans_a"] else inputs["a"]
+    b = inputs["b"].swapaxes(-1, -2) if option["trans_b"] else inputs["b"]
+    return (a[0], b[0]) if a.ndim == 3 and a.shape[0] == 1 else (a, b)
 
 
 # -- the parts of it -------------------------------------------------------------------------------
@@ -115,7 +147,7 @@ def numpy_product(problem: Problem, inputs: Mapping[str, Array], scalars: Mappin
 
 def _operands(problem: Problem, inputs: Mapping[str, Array]) -> tuple[Array, Array]:
     """Return op(A) and op(B) in float64."""
-    a, b = (np.asarray(inputs[name]).astype(np.float64) for name in ("a", "b"))
+    a, b = (inputs[name].astype(np.float64) for name in ("a", "b"))
     a = a.swapaxes(-1, -2) if problem.option["trans_a"] else a
     return a, b.swapaxes(-1, -2) if problem.option["trans_b"] else b
 
@@ -124,9 +156,9 @@ def _linear(problem: Problem, inputs: Mapping[str, Array], scalars: Mapping[str,
     """Return alpha op(A) op(B) + bias."""
     a, b = _operands(problem, inputs)
     with np.errstate(all="ignore"):
-        total: Array = float(scalars["alpha"]) * np.matmul(a, b)
+        total: Array = float(scalars["alpha"]) * (a @ b)
         if problem.option["bias"]:
-            total = total + np.asarray(inputs["bias"]).astype(np.float64)
+            total = total + inputs["bias"].astype(np.float64)
     return total
 
 
@@ -134,7 +166,7 @@ def _epilogue(problem: Problem, inputs: Mapping[str, Array], scalars: Mapping[st
     with np.errstate(all="ignore"):
         total = activate(str(problem.option["epilogue"]), _linear(problem, inputs, scalars))
         if problem.option["residual"]:
-            total = total + np.asarray(inputs["residual"]).astype(np.float64)
+            total = total + inputs["residual"].astype(np.float64)
     return total
 
 
@@ -162,7 +194,7 @@ def _normal_cdf(x: Array) -> Array:
     from math import erfc
 
     flat = [0.5 * erfc(-v * 0.5**0.5) for v in x.ravel().tolist()]
-    return np.asarray(flat, dtype=np.float64).reshape(x.shape)
+    return np.asarray(flat, dtype=np.float64, like=x).reshape(x.shape)
 
 
 def _saturate(problem: Problem, c: Array) -> Array:

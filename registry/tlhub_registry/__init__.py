@@ -1,4 +1,4 @@
-"""Data that every install can read: known plugins, device facts, workloads worth prebuilding."""
+"""Data that every install can read: known plugins, device facts, workloads worth prebuilding, certificates."""
 
 from __future__ import annotations
 
@@ -20,3 +20,9 @@ def load(name: str) -> Any:
 def workload(name: str) -> str:
     """Return the text of the workload *name*, TOML as ``tlhub cache prewarm --from`` reads it."""
     return files(__name__).joinpath("workloads").joinpath(f"{name}.toml").read_text("utf-8")
+
+
+def certificate(kernel: str, schedule: str) -> Any:
+    """Return the certificate of a schedule, as ``tlhub.certificates`` has it, or None if there is none."""
+    file = files(__name__).joinpath("certificates").joinpath(f"{kernel}-{schedule}.json")
+    return json.loads(file.read_text("utf-8")) if file.is_file() else None

@@ -214,13 +214,26 @@ def test_covers(covers: dict[str, dict[str, int]], extent: int | str, says: str 
 
 
 def test_the_entry_that_covers_is_taken(store: Store) -> None:
-    small = publish(store, make_manifest(GENERAL, covers={"M": {"max": 32}}, config={"tile": 32}))
-    large = publish(store, make_manifest(GENERAL, covers={"M": {"min": 33}}, config={"tile": 64}))
+    small = publish(store, make_manifest(GENERAL, covers={"M": {"max": 32}}, toolchain={"tvm": "1"}))
+    large = publish(store, make_manifest(GENERAL, covers={"M": {"min": 33}}, toolchain={"tvm": "2"}))
     for extent, entry in ((32, small), (33, large)):
         hit, _ = find(store, wanted=(want(problems=(with_m(extent), GENERAL)),))
         assert hit.entry.folder == entry.folder
     hit, trace = find(store, wanted=(want(problems=(GENERAL,)),))
     assert hit is None and len(trace[0].reasons) == 2
+
+
+def test_an_entry_for_every_extent_has_the_config_of_its_own_problem(store: Store) -> None:
+    """What was built for a symbolic dim serves a concrete one, though that would get another config."""
+    asked = want(general=lambda problem: {"tile": 16} if problem is GENERAL else None)
+    publish(store, make_manifest(GENERAL, config={"tile": 4}))
+    assert find(store, wanted=(asked,))[0].match == "revision"
+    general = publish(store, make_manifest(GENERAL, config={"tile": 16}))
+    publish(store, make_manifest(GENERAL, config={"tile": 8}))
+    hit, _ = find(store, wanted=(asked,))
+    assert (hit.match, hit.entry.folder) == ("exact", general.folder)
+    own = publish(store, make_manifest(GENERAL))
+    assert find(store, wanted=(asked,))[0].entry.folder == own.folder, "its own config is the better one"
 
 
 def test_the_nearest_entry_and_its_differences(store: Store, tmp_path: Path) -> None:

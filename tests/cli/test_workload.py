@@ -42,6 +42,22 @@ def test_problems():
     }
 
 
+def test_lists_are_every_combination():
+    text = """
+    [[problem]]
+    kernel = "gemm"
+    shapes = [[8, 8, 8], { M = "M", N = 8, K = 8 }]
+    dtypes = ["float32", "float64"]
+    options = [{}, { trans_b = true }]
+    schedules = ["cpu_blocked"]
+    """
+    found = parse(text, "w.toml", catalog.load())
+    assert len(set(map(repr, found))) == len(found) == 8
+    assert all(isinstance(item, Item) and item.schedule == "cpu_blocked" for item in found)
+    assert found[0] == Item("gemm", (8, 8, 8), "float32", {}, None, "cpu_blocked")
+    assert found[-1] == Item("gemm", {"M": "M", "N": 8, "K": 8}, "float64", {"trans_b": True}, None, "cpu_blocked")
+
+
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
@@ -58,6 +74,10 @@ def test_problems():
         ('"x86-64-v2"', '"x86-64-v9"', "problem 2: unknown arch 'x86-64-v9'"),
         ('archs = ["cpu:x86-64-v3", "x86-64-v2"]', "archs = []", "problem 2: archs is empty"),
         ("options =", 'schedule = "nope"\noptions =', "problem 2: unknown schedule 'nope'"),
+        ('dtype = "float32"', 'dtypes = "float32"', "problem 1: dtypes is 'float32'; it is a list"),
+        ('dtype = "float32"', 'dtype = "float32"\ndtypes = ["float32"]', "problem 1: dtype and dtypes are both given"),
+        ('dtype = "float32"', 'dtypes = ["float32", 3]', "problem 1: dtype is 3; it is a dtype's name"),
+        ("{ trans_b = true }", "3", "problem 2: options is 3; it is a table"),
     ],
 )
 def test_mistakes_name_the_problem_and_leave_the_others_alone(old, new, said):

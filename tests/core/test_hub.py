@@ -242,11 +242,11 @@ def test_the_next_candidate_serves_when_one_fails_to_build(cold_cache: str, monk
 def test_the_config_is_that_of_the_entry_that_serves(cold_cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
     first = tlhub.get("gemm", SIZE, "float32")
     catalog = load()
-    (schedule,) = catalog.schedules["gemm"]
-    other = replace(schedule, configs=lambda problem, facts: ({**schedule.configs(problem, facts)[0], "kc": 64},))
+    schedule = next(s for s in catalog.schedules["gemm"] if s.name == first.schedule)
+    monkeypatch.setenv("TLHUB_MATCH", "revision")
+    other = replace(schedule, configs=lambda problem, facts: ({**first.config, "kc": 64},))
     changed = replace(catalog, schedules={**catalog.schedules, "gemm": (other,)})
     monkeypatch.setattr(tlhub.hub, "load", lambda: changed)
-    monkeypatch.setenv("TLHUB_MATCH", "revision")
     tlhub.hub.forget()
     again = tlhub.get("gemm", SIZE, "float32")
     assert (again.match, again.key, again.config) == ("revision", first.key, first.config)

@@ -157,6 +157,9 @@ def test_patterns_go_from_exact_to_general() -> None:
         ["?0", "?1", "?2", "?3"],
     ]
     assert all(serves(p, exact) for p in found)
+    own = patterns(PRODUCT, exact, ("N",))
+    assert own[1].dim == {"B": 1, "M": 8, "N": "?0", "K": 2} and (own[0], *own[2:]) == found
+    assert patterns(PRODUCT, exact, ("M",)) == found
 
 
 def test_a_narrower_binary_does_not_serve_a_wider_problem() -> None:

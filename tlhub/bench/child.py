@@ -75,6 +75,17 @@ class Runner:
 
         return {"worst": check(self.compiled, seed=seed)}
 
+    def compare(self, request: Mapping[str, Any], peers: Mapping[str, str], index: int, **how: Any) -> dict[str, Any]:
+        """Check and time all sides of a problem in this process, on the GPU of that index: ``gpu.compare``."""
+        from tlhub import catalog, hub, problem
+        from tlhub.bench import gpu
+
+        kernel = catalog.load().kernel(request["kernel"])
+        made = problem.make(kernel, request["shape"], request["dtype"], request["options"])
+        place = {k: request[k] for k in ("device", "arch", "schedule")}
+        compiled = hub.get(kernel.name, request["shape"], request["dtype"], **place, **request["options"])
+        return gpu.compare(kernel, made, compiled, index, peers, **how)
+
     def round(self, seconds: float) -> float:
         """Return the median seconds a call over *seconds*, at least three readings."""
         clock, call, batch = time.perf_counter, self.call, self.batch

@@ -10,10 +10,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds a call, one number for each round, and what ran."""
+    """Seconds a call, one number for each round, and what ran. ``device``: the same on a GPU alone."""
 
     rounds: tuple[float, ...]
     library: str | None = None
+    device: tuple[float, ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -21,7 +22,15 @@ class Timing:
         return statistics.median(self.rounds)
 
     def to_json(self) -> dict[str, Any]:
-        return {"seconds": self.seconds, "best": min(self.rounds), "rounds": list(self.rounds), "library": self.library}
+        found = {
+            "seconds": self.seconds,
+            "best": min(self.rounds),
+            "rounds": list(self.rounds),
+            "library": self.library,
+        }
+        if self.device:
+            found["device"] = {"seconds": statistics.median(self.device), "rounds": list(self.device)}
+        return found
 
 
 @dataclass(frozen=True)
@@ -35,7 +44,10 @@ class Peer:
 
 @dataclass(frozen=True)
 class Report:
-    """A kernel's measurement. ``worst``: its largest error in units of the tolerance; ``fault``: why it is wrong."""
+    """A kernel's measurement. ``worst``: its largest error in units of the tolerance; ``fault``: why it is wrong.
+
+    ``threads``: of a CPU, 0 on a GPU.
+    """
 
     problem: Mapping[str, Any]
     title: str
@@ -68,7 +80,7 @@ class Report:
             "peers": {
                 p.name: {"missing": p.missing}
                 if p.timing is None or self.ours is None
-                else {**self._side(p.timing), "ratio": ratio(self.ours, p.timing)}  # type: ignore[dict-item]
+                else {**self._side(p.timing), **ratios(self.ours, p.timing)}  # type: ignore[dict-item]
                 for p in self.peers
             },
         }
@@ -77,10 +89,10 @@ class Report:
         return None if timing is None else {**timing.to_json(), "gflops": gflops(self.flops, timing.seconds)}
 
     def __str__(self) -> str:
-        plural = "s" if self.threads != 1 else ""
+        threads = f", {self.threads} thread{'s' if self.threads != 1 else ''}" if self.threads else ""
         config = ", ".join(f"{k}={v}" for k, v in self.config.items())
         lines = [
-            f"{self.title} on {self.arch} ({self.model}), {self.threads} thread{plural}",
+            f"{self.title} on {self.arch} ({self.model}){threads}",
             f"schedule  {self.schedule}" + (f" ({config})" if config else "") + f", origin {self.origin}",
         ]
         if self.fault:
@@ -90,19 +102,38 @@ class Report:
             return "\n".join(lines)
         measured = [("tlhub", self.ours)] + [(p.name, p.timing) for p in self.peers if p.timing]
         width = max(len(name) for name, _ in measured) + 2
-        lines.append(f"{'':<{width}}{'a call':>12}{'GFLOP/s':>10}{'ratio':>8}")
+        on_gpu = f"{'on the GPU':>14}{'GFLOP/s':>10}{'ratio':>8}" if self.ours.device else ""
+        lines.append(f"{'':<{width}}{'a call':>12}{'GFLOP/s':>10}{'ratio':>8}{on_gpu}")
         for name, timing in measured:
-            faster = "" if timing is self.ours else f"{ratio(self.ours, timing):.2f}"
-            row = f"{name:<{width}}{span(timing.seconds):>12}{gflops(self.flops, timing.seconds):>10.1f}{faster:>8}"
+            row = f"{name:<{width}}" + self._columns(timing.rounds, self.ours.rounds, 12)
+            if timing.device:
+                row += self._columns(timing.device, self.ours.device, 14)
             lines.append(row + (f"   {timing.library}" if timing.library else ""))
         lines += [f"left out: {p.name} ({p.missing})" for p in self.peers if p.missing]
         return "\n".join(line.rstrip() for line in lines)
+
+    def _columns(self, rounds: tuple[float, ...], ours: tuple[float, ...], width: int) -> str:
+        seconds = statistics.median(rounds)
+        faster = "" if rounds is ours else f"{_ratio(ours, rounds):.2f}"
+        return f"{span(seconds):>{width}}{gflops(self.flops, seconds):>10.1f}{faster:>8}"
 
 
 def ratio(ours: Timing, theirs: Timing) -> float:
     """Return how many times as fast as theirs ours is: the median over rounds, so that a slow phase of the machine,
     which both sides of a round see, cancels."""
-    return statistics.median(t / o for o, t in zip(ours.rounds, theirs.rounds, strict=True))
+    return _ratio(ours.rounds, theirs.rounds)
+
+
+def ratios(ours: Timing, theirs: Timing) -> dict[str, float]:
+    """Return ``ratio``, and ``device_ratio`` where the GPU alone was timed too."""
+    found = {"ratio": ratio(ours, theirs)}
+    if ours.device and theirs.device:
+        found["device_ratio"] = _ratio(ours.device, theirs.device)
+    return found
+
+
+def _ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    return statistics.median(t / o for o, t in zip(ours, theirs, strict=True))
 
 
 def gflops(flops: float, seconds: float) -> float:

@@ -35,7 +35,7 @@ class Compiler:
     def run(self, folder: str, arguments: Sequence[str], *, include: bool = False) -> None:
         """Run in *folder*, with tvm-ffi's headers if *include*. Raises BuildError with what it printed."""
         headers = ["-I", tvm_ffi_headers()] if include else []
-        done = _run([*self.command, *headers, *arguments], folder)
+        done = execute([*self.command, *headers, *arguments], folder)
         if done.returncode:
             said = "\n".join(done.stdout.strip().splitlines()[-20:]) or f"exit code {done.returncode}"
             raise BuildError(f"the C compiler {shlex.join(self.command)!r} failed:\n{said}")
@@ -93,6 +93,12 @@ def find(machine: str) -> Compiler:
     )
 
 
+def here() -> str:
+    """Return the machine that this is, by the name that compilers give it."""
+    name = platform.machine()
+    return _MACHINES.get(name, name)
+
+
 def tvm_ffi_headers() -> str:
     """Return the folder of tvm-ffi's headers. Raises BuildError."""
     spec = importlib.util.find_spec("tvm_ffi")
@@ -107,8 +113,7 @@ def _candidates(machine: str) -> list[tuple[str, ...]]:
     wanted = tuple(shlex.split(os.environ.get("CC", "")))
     found: list[tuple[str, ...]] = [wanted] if wanted else []
     found += [("cc",), ("gcc",), ("clang",)]
-    here = platform.machine()
-    if machine != _MACHINES.get(here, here):
+    if machine != here():
         found.append((f"{machine}-linux-gnu-gcc",))
     return found
 
@@ -116,7 +121,7 @@ def _candidates(machine: str) -> list[tuple[str, ...]]:
 def _line(command: Sequence[str]) -> str:
     """Return the first line that *command* prints, or an empty string if it fails."""
     try:
-        done = _run(command, None)
+        done = execute(command, None)
     except BuildError:
         return ""
     return done.stdout.partition("\n")[0].strip() if done.returncode == 0 else ""
@@ -129,7 +134,8 @@ def _environment() -> dict[str, str]:
     return env
 
 
-def _run(command: Sequence[str], folder: str | None) -> subprocess.CompletedProcess[str]:
+def execute(command: Sequence[str], folder: str | None) -> subprocess.CompletedProcess[str]:
+    """Run a compiler in *folder*, without a shell; what it prints is one text. Raises BuildError if it does not run."""
     try:
         return subprocess.run(
             command,
@@ -143,4 +149,4 @@ def _run(command: Sequence[str], folder: str | None) -> subprocess.CompletedProc
             check=False,
         )
     except OSError as error:
-        raise BuildError(f"the C compiler {command[0]!r} does not run: {error}") from None
+        raise BuildError(f"the compiler {command[0]!r} does not run: {error}") from None

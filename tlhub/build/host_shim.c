@@ -7,6 +7,8 @@
  *     KERNEL: argument 'NAME': expected WHAT, got WHAT
  *
  * Nothing is written before everything was checked.
+ *
+ * __tvm_ffi_tlhub_workspace takes the same arguments and answers the bytes of scratch memory that the call needs.
  */
 #include "host_shim.h"
 
@@ -346,40 +348,114 @@ static int refuse_count(int32_t n) {
   return refuse("TypeError", &t);
 }
 
-static int call(void *self, const TVMFFIAny *args, int32_t n, TVMFFIAny *result) {
+/* A call, read and checked but for its scratch memory. */
+typedef struct {
   array_t arrays[TLHUB_MAX_TENSORS];
-  TVMFFIAny passed[TLHUB_MAX_TENSORS + TLHUB_MAX_SCALARS];
+  TVMFFIAny passed[TLHUB_MAX_TENSORS + TLHUB_MAX_SCALARS + 1]; /* to the program */
+  int written; /* some output has elements */
+} call_t;
+
+static int read_call(const int64_t *expected, const TVMFFIAny *args, int32_t n, call_t *c) {
   extents_t e;
-  int tensors = C->num_inputs + C->num_outputs, written = 0;
+  int tensors = C->num_inputs + C->num_outputs;
 
   if (n != tensors + 1 + C->num_scalars) return refuse_count(n);
-  e.expected = (const int64_t *)self;
+  e.expected = expected;
   for (int i = 0; i < C->num_dims; ++i) e.own[i] = e.bound[i] = -1;
+  c->written = 0;
   for (int i = 0; i < tensors; ++i) {
-    if (read_tensor(&C->tensors[i], &args[i], &e, &arrays[i])) return -1;
-    passed[i].type_index = kTVMFFIDLTensorPtr;
-    passed[i].zero_padding = 0;
-    passed[i].v_ptr = &arrays[i].view;
-    if (i >= C->num_inputs) written |= !arrays[i].empty;
+    if (read_tensor(&C->tensors[i], &args[i], &e, &c->arrays[i])) return -1;
+    c->passed[i].type_index = kTVMFFIDLTensorPtr;
+    c->passed[i].zero_padding = 0;
+    c->passed[i].v_ptr = &c->arrays[i].view;
+    if (i >= C->num_inputs) c->written |= !c->arrays[i].empty;
   }
-  if (tensors && check_together(arrays)) return -1;
-  if (args[tensors].type_index != kTVMFFINone) {
+  if (tensors && check_together(c->arrays)) return -1;
+  if (!C->workspace && args[tensors].type_index != kTVMFFINone) {
     text_t t = begin("workspace");
     say(&t, "None, for this kernel needs no workspace, got %s", type_name(args[tensors].type_index));
     return refuse("TypeError", &t);
   }
   for (int i = 0; i < C->num_scalars; ++i) {
-    if (read_scalar(&C->scalars[i], &args[tensors + 1 + i], &e, &passed[tensors + i])) return -1;
+    if (read_scalar(&C->scalars[i], &args[tensors + 1 + i], &e, &c->passed[tensors + i])) return -1;
   }
+  return 0;
+}
+
+/* The scratch memory: any array without gaps that is large enough, for nothing is read from it. */
+static int read_workspace(const TVMFFIAny *any, call_t *c) {
+  int tensors = C->num_inputs + C->num_outputs;
+  const DLTensor *got = tensor(any);
+  int64_t need, size = 1;
+  text_t t = begin("workspace");
+  if (C->workspace(c->passed, &need)) return -1;
+  say(&t, "an array on %s:%d of at least %lld bytes without gaps, aligned to %d", device_name(C->device_type),
+      c->arrays[0].view.device.device_id, (long long)need, TLHUB_WORKSPACE_ALIGNMENT);
+  TVMFFIAny *passed = &c->passed[tensors + C->num_scalars];
+  passed->type_index = kTVMFFIOpaquePtr;
+  passed->zero_padding = 0;
+  passed->v_ptr = NULL;
+  if (!got && (need || any->type_index != kTVMFFINone)) {
+    say(&t, ", got %s", type_name(any->type_index));
+    return refuse("TypeError", &t);
+  }
+  if (!need) return 0;
+  if (!on_device(got->device.device_type) || got->device.device_id != c->arrays[0].view.device.device_id) {
+    say(&t, ", got one on %s:%d", device_name(got->device.device_type), got->device.device_id);
+    return refuse("ValueError", &t);
+  }
+  for (int i = got->ndim - 1; i >= 0; --i) {
+    if (got->strides && got->shape[i] != 1 && got->strides[i] != size) {
+      say(&t, ", got strides ");
+      say_list(&t, got->strides, got->ndim);
+      return refuse("ValueError", &t);
+    }
+    size *= got->shape[i];
+  }
+  size = size * got->dtype.bits * got->dtype.lanes / 8;
+  char *data = (char *)got->data + got->byte_offset;
+  if (size < need || (uintptr_t)data % TLHUB_WORKSPACE_ALIGNMENT) {
+    say(&t, ", got %lld bytes at an address that is %d past it", (long long)size,
+        (int)((uintptr_t)data % TLHUB_WORKSPACE_ALIGNMENT));
+    return refuse("ValueError", &t);
+  }
+  for (int i = 0; i < tensors; ++i) {
+    if ((intptr_t)data < c->arrays[i].high && c->arrays[i].low < (intptr_t)data + need) {
+      text_t t = begin("workspace");
+      say(&t, "memory of its own, got memory that overlaps argument '%s'", C->tensors[i].name);
+      return refuse("ValueError", &t);
+    }
+  }
+  passed->v_ptr = data;
+  return 0;
+}
+
+static int call(void *self, const TVMFFIAny *args, int32_t n, TVMFFIAny *result) {
+  call_t c;
+  int tensors = C->num_inputs + C->num_outputs;
+  if (read_call((const int64_t *)self, args, n, &c)) return -1;
   result->type_index = kTVMFFINone;
   result->v_int64 = 0;
-  if (!written) return 0;
-  return C->program(NULL, passed, tensors + C->num_scalars, result);
+  if (!c.written) return 0;
+  if (C->workspace && read_workspace(&args[tensors], &c)) return -1;
+  return C->program(NULL, c.passed, tensors + C->num_scalars + (C->workspace != NULL), result);
 }
 
 EXPORT int __tvm_ffi_main(void *self, const TVMFFIAny *args, int32_t n, TVMFFIAny *result) {
   (void)self;
   return call(NULL, args, n, result);
+}
+
+EXPORT int __tvm_ffi_tlhub_workspace(void *self, const TVMFFIAny *args, int32_t n, TVMFFIAny *result) {
+  (void)self;
+  call_t c;
+  int64_t bytes = 0;
+  if (read_call(NULL, args, n, &c)) return -1;
+  if (c.written && C->workspace && C->workspace(c.passed, &bytes)) return -1;
+  result->type_index = kTVMFFIInt;
+  result->zero_padding = 0;
+  result->v_int64 = bytes;
+  return 0;
 }
 
 /* bind(one integer a dim): a function that serves these extents only. An integer of at least 0 is that

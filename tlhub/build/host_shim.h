@@ -46,8 +46,11 @@ typedef struct {
   const tlhub_dim *dims;
   const tlhub_tensor *tensors; /* inputs, then outputs */
   const tlhub_scalar *scalars;
-  TVMFFISafeCallType program; /* takes normalised tensors, then scalars */
+  TVMFFISafeCallType program; /* takes normalised tensors, scalars, and the scratch memory if there may be some */
+  int (*workspace)(const TVMFFIAny *args, int64_t *bytes); /* of the scratch memory that a call needs; or NULL */
 } tlhub_contract_t;
+
+#define TLHUB_WORKSPACE_ALIGNMENT 256
 
 extern const tlhub_contract_t tlhub_contract;
 

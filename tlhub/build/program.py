@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-from tlhub.specs import LIBRARY
+from tlhub.specs import ABI, LIBRARY
 
 __all__ = [
     "ABI",
@@ -26,10 +26,9 @@ __all__ = [
     "Launch",
     "Parameter",
     "TensorMap",
+    "TileFunction",
+    "TileProgram",
 ]
-
-ABI = "tvm-ffi 0.1"
-"""The binary interface that libraries are built for: the C API of apache-tvm-ffi, by its minor version."""
 
 COMPACT = "compact"
 ANY = "any"
@@ -127,6 +126,33 @@ class CudaProgram:
     source: str
     branches: tuple[Branch, ...]
     strides: Mapping[str, str | tuple[int | None, ...]] = field(default_factory=dict)
+    flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class TileFunction:
+    """A prim_func of TileLang, taken where ``when`` (a C condition; empty for always) holds.
+
+    Its parameters are the contract's arrays and scalars (floats as float64 or float32), and then any integers, whose
+    ``values`` it gives by name: a stride that is a multiple of 8, say, is ``8 * rows`` with ``rows`` an int32 parameter
+    of value ``"STRIDE(a, 0) / 8"``. A buffer's alignment (``align``) up to the widest vector, where it is more than an
+    item, and strides that are no symbols are conditions of the call too. ``passes``: fields of TVM's PassContext.
+    """
+
+    function: Any
+    when: str = ""
+    values: Mapping[str, Expression] = field(default_factory=dict)
+    passes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TileProgram:
+    """What a program of toolchain ``tilelang`` may return: of ``functions`` a call takes the first that may be.
+
+    ``flags``: for nvcc, as ``CudaProgram`` has them.
+    """
+
+    functions: tuple[TileFunction, ...]
     flags: tuple[str, ...] = ()
 
 

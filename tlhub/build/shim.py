@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tlhub.build.program import ANY, COMPACT, Buffer, DeviceProgram
 from tlhub.errors import BuildError
+from tlhub.problem import root_of
 from tlhub.specs import DTYPES, Problem, Scalar, Signature, Tensor
 
 CONTRACT = "contract.c"
@@ -22,18 +23,21 @@ EXPORTS = ("__tvm_ffi_main", "__tvm_ffi_tlhub_bind")
 POOL_EXPORTS = ("__tvm_ffi_tlhub_pool", "__tvm_ffi_tlhub_use_pool", "__tvm_ffi_tlhub_set_threads")
 """What a CPU library exports besides."""
 
+WORKSPACE_EXPORT = "__tvm_ffi_tlhub_workspace"
+"""What a library exports besides that may need scratch memory: the same arguments, to the bytes of it."""
+
 TVM_FFI = (
     "TVMFFIErrorMoveFromRaised",
     "TVMFFIErrorSetRaised",
     "TVMFFIErrorSetRaisedFromCStr",
     "TVMFFIErrorSetRaisedFromCStrParts",
+    "TVMFFIEnvGetStream",
     "TVMFFIFunctionCreate",
     "TVMFFIObjectDecRef",
 )
-"""The functions of tvm-ffi that the shim, the pool and TVM's host code call."""
+"""The functions of tvm-ffi that the shim, the pool, launches and TVM's host code call."""
 
 _MAX_RANK, _MAX_TENSORS, _MAX_SCALARS, _MAX_DIMS = 8, 24, 16, 32  # as in host_shim.h
-_INVERSE_SQRT = re.compile(r"1/sqrt\((\w+)\)")
 
 
 def static(*names: str) -> dict[str, str]:
@@ -57,7 +61,7 @@ def contract(problem: Problem, signature: Signature, program: DeviceProgram, dev
     number = {name: i for i, (name, _) in enumerate(problem.dims)}
     symbols: dict[str, int] = {}
     dims = ",\n".join(
-        f"  {{{_string(name)}, {e if isinstance(e, int) else -1 - symbols.setdefault(e, len(symbols))}}}"
+        f"  {{{string(name)}, {e if isinstance(e, int) else -1 - symbols.setdefault(e, len(symbols))}}}"
         for name, e in problem.dims
     )
     rows = ",\n".join(
@@ -65,10 +69,12 @@ def contract(problem: Problem, signature: Signature, program: DeviceProgram, dev
         for t, b in zip(tensors, program.buffers, strict=True)
     )
     scalars = ",\n".join(_scalar(problem, s, number) for s in signature.scalars) or "  {0}"
+    workspace = "tlhub_workspace" if needs_workspace(program) else "0"
     return f"""/* What the host shim holds every call of {_comment(problem.kernel)} to. Generated. */
 #include "host_shim.h"
 
 int {program.symbol}(void *, const TVMFFIAny *, int32_t, TVMFFIAny *);
+int tlhub_workspace(const TVMFFIAny *, int64_t *);
 
 static const tlhub_dim dims[] = {{
 {dims or "  {0}"}
@@ -83,13 +89,18 @@ static const tlhub_scalar scalars[] = {{
 }};
 
 const tlhub_contract_t tlhub_contract = {{
-  .kernel = {_string(problem.kernel)}, .device_type = {device_type}, .num_dims = {len(problem.dims)},
+  .kernel = {string(problem.kernel)}, .device_type = {device_type}, .num_dims = {len(problem.dims)},
   .num_inputs = {len(signature.inputs)}, .num_outputs = {len(signature.outputs)}, .num_scalars = {
         len(signature.scalars)
     },
-  .dims = dims, .tensors = tensors, .scalars = scalars, .program = {program.symbol},
+  .dims = dims, .tensors = tensors, .scalars = scalars, .program = {program.symbol}, .workspace = {workspace},
 }};
 """
+
+
+def needs_workspace(program: DeviceProgram) -> bool:
+    """Tell whether some call of *program* needs scratch memory: its library then defines ``tlhub_workspace``."""
+    return any(branch.workspace != 0 for branch in program.branches)
 
 
 def _check_sizes(problem: Problem, signature: Signature) -> None:
@@ -125,7 +136,7 @@ def _tensor(problem: Problem, tensor: Tensor, buffer: Buffer, number: Mapping[st
     else:
         strides = ["TLHUB_ANY" if s is None else str(int(s)) for s in buffer.strides]
     return (
-        f"  {{{_string(tensor.name)}, {{{code}, {bits}, 1}}, {{{stored[0]}, {stored[1]}, 1}}, {buffer.ndim}, "
+        f"  {{{string(tensor.name)}, {{{code}, {bits}, 1}}, {{{stored[0]}, {stored[1]}, 1}}, {buffer.ndim}, "
         f"{int(elide)}, {int(tensor.output)},\n"
         f"   {{{', '.join(str(number[d]) for d in tensor.dims) or '0'}}}, {{{', '.join(strides) or '0'}}}}}"
     )
@@ -134,19 +145,19 @@ def _tensor(problem: Problem, tensor: Tensor, buffer: Buffer, number: Mapping[st
 def _scalar(problem: Problem, scalar: Scalar, number: Mapping[str, int]) -> str:
     root, value, integer = -1, 0.0, 0
     if isinstance(scalar.default, str):
-        match = _INVERSE_SQRT.fullmatch(scalar.default)
-        if not match or match[1] not in number:
+        dim = root_of(scalar.default)
+        if dim not in number:
             raise BuildError(
                 f"{problem.kernel}: the default of scalar {scalar.name!r} is {scalar.default!r}; "
                 "it may be a number or '1/sqrt(DIM)'"
             )
-        root = number[match[1]]
+        root = number[dim]
     elif scalar.kind == "int":
         integer = int(scalar.default)
     else:
         value = float(scalar.default)
     kind = "TLHUB_INT" if scalar.kind == "int" else "TLHUB_FLOAT"
-    return f"  {{{_string(scalar.name)}, {kind}, {root}, {_double(value)}, {integer}}}"
+    return f"  {{{string(scalar.name)}, {kind}, {root}, {_double(value)}, {integer}}}"
 
 
 def _double(value: float) -> str:
@@ -157,7 +168,7 @@ def _double(value: float) -> str:
     return value.hex()
 
 
-def _string(text: str) -> str:
+def string(text: str) -> str:
     """Return *text* as a C string: bytes that are not plain become octal escapes."""
     plain = (chr(b) if 32 <= b < 127 and b not in b'"\\?' else f"\\{b:03o}" for b in text.encode())
     return '"' + "".join(plain) + '"'

@@ -7,16 +7,17 @@ Facts about this machine are parameters (``Host``), so that the chain answers fo
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tlhub.cache import key
 from tlhub.cache.entry import Damaged, Entry, Manifest
 from tlhub.cache.store import Skipped, Store
-from tlhub.specs import Problem, Value
+from tlhub.specs import Config, Problem
 
 LOOSENESS: Mapping[str, int] = {"exact": 0, "compatible": 1, "revision": 2}
 """The kinds of match, the strictest first."""
@@ -25,7 +26,8 @@ LOOSENESS: Mapping[str, int] = {"exact": 0, "compatible": 1, "revision": 2}
 class Wanted(NamedTuple):
     """A candidate that would serve: a schedule's revision, its sources and config.
 
-    ``problems``: the problem that was asked, then more general ones whose binaries serve it too.
+    ``problems``: the problem that was asked, then more general ones whose binaries serve it too; ``general(problem)``:
+    the config that the schedule would have for one of those, or None.
     ``toolchain``: the identity of the compiler that would build it, where it is known: only workers know.
     ``match``: the loosest match that its plugin lets serve (``compatible`` for one that is being edited).
     """
@@ -33,10 +35,11 @@ class Wanted(NamedTuple):
     schedule: str
     revision: int
     source_digest: str
-    config: Mapping[str, Value]
+    config: Config
     problems: Sequence[Problem]
     toolchain: Mapping[str, str] | None = None
     match: str = "revision"
+    general: Callable[[Problem], Config | None] = lambda problem: None
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,7 @@ class Host(NamedTuple):
 _MACHINES = {"amd64": "x86_64", "x64": "x86_64", "arm64": "aarch64"}
 
 
+@functools.cache
 def this_host(abi: str = "", driver: int = 0) -> Host:
     """Return the machine of this process: ``linux``, ``x86_64``, its glibc ("" for another libc)."""
     machine = (os.uname().machine if hasattr(os, "uname") else os.environ.get("PROCESSOR_ARCHITECTURE", "")).lower()
@@ -130,12 +134,11 @@ def uncovered(manifest: Manifest, problem: Problem) -> str | None:
     return None
 
 
-def match_of(manifest: Manifest, wanted: Wanted) -> str | None:
-    """Return how an entry of the right problem matches: exact, compatible, revision, or None."""
+def match_of(manifest: Manifest, wanted: Wanted, config: Config | None) -> str | None:
+    """Return how an entry of the right problem matches *wanted* with *config*: exact, compatible, revision, or None."""
     if (manifest.schedule, manifest.schedule_revision) != (wanted.schedule, wanted.revision):
         return None
-    same = manifest.source_digest == wanted.source_digest
-    if not same or not _equal(manifest.config, wanted.config):
+    if manifest.source_digest != wanted.source_digest or config is None or not _equal(manifest.config, config):
         return "revision"
     # The rest of the build digest (ABI, platform) is what this host can load, or refuse() says so.
     if wanted.toolchain is not None and dict(manifest.toolchain) == dict(wanted.toolchain):
@@ -176,7 +179,7 @@ class Chain:
                     skipped: tuple[Skipped, ...] = ()
                     if digest not in seen:
                         seen[digest], skipped = store.lookup(arch, problem.kernel, digest)
-                    best, reasons = self._best(store, seen[digest], want, host)
+                    best, reasons = self._best(store, seen[digest], want, problem, host)
                     match = best[1] if best else None
                     reasons = (*(s.reason for s in skipped), *reasons)
                     trace.append(Searched(store.name, store.origin, want.schedule, problem, digest, match, reasons))
@@ -197,14 +200,16 @@ class Chain:
         return best
 
     def _best(
-        self, store: Store, entries: tuple[Entry, ...], want: Wanted, host: Host | None
+        self, store: Store, entries: tuple[Entry, ...], want: Wanted, problem: Problem, host: Host | None
     ) -> tuple[tuple[Entry, str] | None, tuple[str, ...]]:
-        """Return the entry that serves *want* best, and why others were passed over."""
+        """Return the entry of *problem* that serves *want* best, and why others were passed over."""
         loosest = strictest(store.match, self.match or want.match)
         reasons: list[str] = []
-        serving: list[tuple[int, Entry, str]] = []
+        serving: list[tuple[tuple[int, bool], Entry, str]] = []
         for entry in entries:
-            match = match_of(entry.manifest, want)
+            match, second = match_of(entry.manifest, want, want.config), False
+            if match == "revision" and problem is not want.problems[0]:
+                match, second = match_of(entry.manifest, want, want.general(problem)), True
             if match is None:
                 reason = _not_its_schedule(entry.manifest, want)
             else:
@@ -213,7 +218,7 @@ class Chain:
                 if reason is None and LOOSENESS[match] > LOOSENESS[loosest]:
                     reason = f"it is a {match} match, and only {loosest} ones serve"
             if reason is None and match is not None:
-                serving.append((LOOSENESS[match], entry, match))
+                serving.append(((LOOSENESS[match], second), entry, match))
             elif reason:
                 reasons.append(f"{entry.key[:16]}: {reason}")
         # Of equal matches the newest: its toolchain is likely the better one.
@@ -239,7 +244,7 @@ def strictest(*policies: str) -> str:
     return min(policies, key=lambda policy: LOOSENESS[policy])
 
 
-def _equal(one: Mapping[str, Value], other: Mapping[str, Value]) -> bool:
+def _equal(one: Config, other: Config) -> bool:
     """Tell whether two configs are the same: True is not 1 here, though they are equal in Python."""
     return dict(one) == dict(other) and all(type(value) is type(other[name]) for name, value in one.items())
 

@@ -50,7 +50,8 @@ class Hold:
         self.release()
 
     def __del__(self) -> None:
-        self.release()
+        if contextlib is not None:  # modules are emptied when the process ends, which releases what it holds
+            self.release()
 
 
 def hold(path: str) -> Hold:

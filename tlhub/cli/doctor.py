@@ -111,8 +111,8 @@ def _toolchains() -> Iterable[Check]:
     from tlhub import catalog
 
     used = {s.toolchain for group in catalog.load().schedules.values() for s in group}
-    packages = {"tvm": "apache-tvm", "tilelang": "tilelang", "cuda": "nvidia-cuda-nvcc"}
-    for toolchain in sorted(used):
+    packages = {"tvm": "apache-tvm", "tilelang": "tilelang"}
+    for toolchain in sorted(used - {"cuda"}):  # that is nvcc, which its target looks for
         version = _version(packages.get(toolchain, toolchain))
         fault = _toolchain_fault(toolchain) if version else None
         if fault:
@@ -206,7 +206,11 @@ def _devices() -> Iterable[Check]:
         yield Check("devices", "failed", "no target has a device here", "tlhub targets")
     for target, devices in found:
         here = ", ".join(f"{target.name}:{f.index} {f.model} ({f.arch}, {f.cores} cores)" for f in devices)
-        yield Check(f"target {target.name}", "ok", here or "no device here: kernels can be built for it, not called")
+        detail = here or "no device here: kernels can be built for it, not called"
+        why = target.absent()
+        yield Check(f"target {target.name}", "ok", f"{detail} ({why})" if why else detail)
+        for name, fine, text, hint in target.checks():
+            yield Check(name, "ok" if fine else "warning", text, hint)
 
 
 def _environment() -> Iterable[Check]:
@@ -258,7 +262,7 @@ def _default_device() -> Iterable[Check]:
 
 
 def _match_policy() -> Iterable[Check]:
-    from tlhub.cache.place import match_policy
+    from tlhub.stores import match_policy
 
     match_policy()
     return ()
@@ -272,7 +276,7 @@ def _threads() -> Iterable[Check]:
 
 
 def _site_stores() -> Iterable[Check]:
-    from tlhub.cache.place import site_stores
+    from tlhub.stores import site_stores
 
     for store in site_stores():
         root = str(store.root)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from tlhub.cli import output
 from tlhub.cli.command import Command, json_option, show
 from tlhub.specs import Arg, Kernel, Schedule, Target
+
+if TYPE_CHECKING:
+    from tlhub.catalog import Catalog
 
 
 @click.command(cls=Command)
@@ -41,14 +44,14 @@ def kernels(kernel: str | None, as_json: bool) -> None:
 @click.argument("kernel", required=False)
 @json_option
 def schedules(kernel: str | None, as_json: bool) -> None:
-    """List the schedules, those of one KERNEL if it is named."""
+    """List the schedules, those of one KERNEL if it is named; of those for a GPU, what was measured."""
     from tlhub import catalog
 
     known = catalog.load()
     chosen = {kernel: known.schedules.get(known.kernel(kernel).name, ())} if kernel else known.schedules
     found = [s for group in chosen.values() for s in group]
     if as_json:
-        output.write_json([_schedule_json(s, known.owner(s).distribution) for s in found])
+        output.write_json([_schedule_json(s, known) for s in found])
         return
     rows = [
         (
@@ -61,11 +64,12 @@ def schedules(kernel: str | None, as_json: bool) -> None:
             s.priority,
             " ".join(s.symbolic) or "none",
             known.owner(s).distribution,
+            _certificate(s, known),
         )
         for s in found
     ]
-    columns = ["kernel", "schedule", "revision", "of kernel", "targets", "toolchain", "priority", "symbolic", "from"]
-    output.table(columns, rows, right=["revision", "of kernel", "priority"])
+    columns = ["kernel", "schedule", "revision", "of kernel", "targets", "toolchain", "priority", "symbolic"]
+    output.table([*columns, "from", "certificate"], rows, right=["revision", "of kernel", "priority"])
 
 
 @click.command(cls=Command)
@@ -189,7 +193,26 @@ def _kernel_json(kernel: Kernel, schedules: tuple[Schedule, ...]) -> dict[str, A
     }
 
 
-def _schedule_json(schedule: Schedule, distribution: str) -> dict[str, Any]:
+def _certificate(schedule: Schedule, known: Catalog) -> str:
+    """Return in short what proves a schedule's numbers."""
+    from tlhub import certificates
+
+    if schedule.experimental:
+        return "experimental"
+    if not certificates.needed(known, schedule):
+        return "not needed"
+    found = certificates.find(schedule)
+    if found is None:
+        return "missing"
+    ratio = "" if found.ratio is None else f", {found.ratio:.2f} of its peer"
+    return f"{found.device} {found.date}: {found.worst:.2g} of the tolerance{ratio}"
+
+
+def _schedule_json(schedule: Schedule, known: Catalog) -> dict[str, Any]:
+    from tlhub import certificates
+
+    needed = certificates.needed(known, schedule)
+    found = certificates.find(schedule) if needed else None
     return {
         "kernel": schedule.kernel,
         "name": schedule.name,
@@ -201,7 +224,10 @@ def _schedule_json(schedule: Schedule, distribution: str) -> dict[str, Any]:
         "symbolic": list(schedule.symbolic),
         "program": schedule.program,
         "sources": list(schedule.sources),
-        "distribution": distribution,
+        "experimental": schedule.experimental,
+        "needs_certificate": needed,
+        "certificate": found and found.to_json(),
+        "distribution": known.owner(schedule).distribution,
         "doc": schedule.doc,
     }
 

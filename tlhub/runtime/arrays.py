@@ -2,6 +2,8 @@
 
 Strides, offsets and alignment are the host shim's matter. Here is only what DLPack cannot say: NumPy's
 read-only flag, dtypes of ml_dtypes, PyTorch's lazy negation and gradients, JAX's immutable arrays.
+
+On a GPU PyTorch and CuPy hand over on their current stream, so nobody waits; JAX has its external stream wait.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tlhub.errors import ArgumentError
+from tlhub.runtime import streams
 from tlhub.runtime.load import tensor_from_capsule
 from tlhub.specs import DTYPES, Tensor
 
@@ -33,6 +36,7 @@ ASARRAY = "numpy.asarray(...) makes one of most things"
 NEW_OUTPUT = "leave out= away: the result is a new array"
 FRESH_OUTPUT = "out=numpy.empty_like(out), or leave out= away: the result is a new array"
 
+_CPU = 1  # DLPack's number
 _DTYPE_OFFSET = 20  # of DLTensor.dtype: after a pointer, two integers of 32 bits and one
 
 _capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
@@ -61,7 +65,7 @@ def converted(x: Any, tensor: Tensor, got: str) -> str:
     """Return what to write for the array *x*, whose dtype is *got*, so that it is what *tensor* asks for."""
     if tensor.output:
         return NEW_OUTPUT
-    library, dtype = _library(x), tensor.dtype
+    library, dtype = streams.library(x), tensor.dtype
     if library == "torch":
         return f"{tensor.name}.to(torch.{dtype})"
     narrow = dtype == "bfloat16" or dtype.startswith("float8")  # NumPy code keeps their bits in unsigned integers
@@ -71,7 +75,19 @@ def converted(x: Any, tensor: Tensor, got: str) -> str:
 
 def copied(x: Any, name: str) -> str:
     """Return what to write for a copy of the array *x*, in C order and aligned."""
-    return f"{name}.contiguous().clone()" if _library(x) == "torch" else f"{name}.copy()"
+    return f"{name}.contiguous().clone()" if streams.library(x) == "torch" else f"{name}.copy()"
+
+
+def elsewhere(x: Any, name: str, expected: str) -> str:
+    """Return what to write for the array *x*, so that it is on the device that is *expected*."""
+    library, cuda = streams.library(x), "on cuda" in expected
+    if library == "torch":
+        return f"{name}.cuda()" if cuda else f"{name}.cpu()"
+    if library == "cupy" and not cuda:
+        return f"cupy.asnumpy({name})"
+    if library == "numpy" and cuda:
+        return f"torch.from_numpy({name}).cuda()" if sys.modules.get("torch") else f"cupy.asarray({name})"
+    return "tlhub targets"
 
 
 def readable(x: Any, tensor: Tensor, kernel: str) -> Any:
@@ -82,6 +98,11 @@ def readable(x: Any, tensor: Tensor, kernel: str) -> Any:
 def writable(x: Any, tensor: Tensor, kernel: str) -> Any:
     """Return *x* as tvm-ffi takes it, for writing. Raises ArgumentError."""
     return _handed(x, tensor, kernel, writing=True)
+
+
+def memory(x: Any) -> Any:
+    """Return the array *x*, of which only the memory matters, as tvm-ffi takes it."""
+    return tensor_from_capsule(x.__dlpack__(stream=-1)) if streams.library(x) == "cupy" else x
 
 
 def direct(inputs: tuple[Any, ...]) -> bool:
@@ -99,15 +120,15 @@ def empty_like(x: Any, shape: tuple[int, ...], dtype: str) -> tuple[Any, Callabl
     """Return a new array of the kind of *x*, on its device, and how to finish it once it is written.
 
     NumPy for NumPy, PyTorch for PyTorch, what its array namespace gives for others. Where arrays are
-    immutable (JAX) it is a NumPy array, and finishing makes it one of the kind.
+    immutable (JAX) it is a NumPy array or the memory of a new one, and finishing makes it one of the kind.
     """
-    library = _library(x)
+    library = streams.library(x)
     if library == "torch":
         return _torch_empty(x, shape, dtype), None
+    if library == "cupy":
+        return _cupy_empty(x, shape, dtype), None
     if library == "jax":
-        import jax
-
-        return _numpy_empty(x, shape, dtype), lambda made: jax.device_put(made, next(iter(x.devices())))
+        return _jax_empty(x, shape, dtype)
     if library != "numpy" and hasattr(x, "__array_namespace__"):
         namespace = x.__array_namespace__()
         known = getattr(namespace, dtype, None)
@@ -122,12 +143,14 @@ def empty_like(x: Any, shape: tuple[int, ...], dtype: str) -> tuple[Any, Callabl
 
 
 def _handed(x: Any, tensor: Tensor, kernel: str, *, writing: bool) -> Any:
-    library = _library(x)
+    library = streams.library(x)
     try:
         if library == "numpy":
             return _numpy(x, tensor, kernel, writing)
         if library == "torch":
             return _torch(x, tensor, kernel)
+        if library == "cupy":
+            return _cupy(x, tensor, kernel)
         if library == "jax" and writing:
             raise refuse(
                 kernel, tensor, "an array that may be written", "a JAX array, which is immutable",
@@ -141,7 +164,8 @@ def _handed(x: Any, tensor: Tensor, kernel: str, *, writing: bool) -> Any:
                 _what(x),
                 NEW_OUTPUT if writing else ASARRAY,
             )
-        handed = tensor_from_capsule(x)
+        stream = streams.of(x)
+        handed = tensor_from_capsule(x if stream is None else x.__dlpack__(stream=stream))
     except ArgumentError:
         raise
     except Exception as error:  # whatever another library raises where it cannot export
@@ -235,25 +259,16 @@ def _torch(x: Any, tensor: Tensor, kernel: str) -> Any:
     return tensor_from_capsule(x.detach())
 
 
-def _library(x: Any) -> str:
-    """Return the name of the array library that *x* is of."""
-    kind = type(x)
-    if kind not in _libraries:
-        _libraries[kind] = _library_of(kind)
-    return _libraries[kind]
-
-
-def _library_of(kind: type) -> str:
-    for base in kind.__mro__:
-        name = base.__module__.partition(".")[0]
-        if name in ("numpy", "torch"):
-            return name if hasattr(kind, "__dlpack__") else "builtins"
-        if name in ("jax", "jaxlib"):
-            return "jax"
-    return kind.__module__.partition(".")[0]
-
-
-_libraries: dict[type, str] = {}
+def _cupy(x: Any, tensor: Tensor, kernel: str) -> Any:
+    """Without a word on streams: the call runs on CuPy's current one."""
+    if x.dtype.type.__module__.partition(".")[0] != "ml_dtypes":
+        return tensor_from_capsule(x.__dlpack__(stream=-1))
+    name = x.dtype.name
+    if name not in DTYPES:
+        raise refuse(kernel, tensor, f"dtype {tensor.dtype}", name, converted(x, tensor, name))
+    capsule = x.view(f"u{x.dtype.itemsize}").__dlpack__(stream=-1)
+    _relabel(capsule, DTYPES[name])
+    return tensor_from_capsule(capsule)
 
 
 def _what(x: Any) -> str:
@@ -269,9 +284,32 @@ def _torch_empty(x: Any, shape: tuple[int, ...], dtype: str) -> Any:
 def _numpy_empty(x: Any, shape: tuple[int, ...], dtype: str) -> Any:
     import numpy as np
 
+    return np.empty(shape, _numpy_dtype(dtype))
+
+
+def _cupy_empty(x: Any, shape: tuple[int, ...], dtype: str) -> Any:
+    with x.device:
+        return sys.modules["cupy"].empty(shape, _numpy_dtype(dtype))
+
+
+def _jax_empty(x: Any, shape: tuple[int, ...], dtype: str) -> tuple[Any, Callable[[Any], Any]]:
+    import jax
+
+    if x.__dlpack_device__()[0] == _CPU:
+        return _numpy_empty(x, shape, dtype), lambda made: jax.device_put(made, next(iter(x.devices())))
+    # Nobody else has seen this array, so its memory may be written. JAX does not know that a kernel still reads the
+    # inputs, and would give their memory away: the result is waited for.
+    fresh = jax.numpy.empty(shape, dtype, device=next(iter(x.devices())))
+    made = tensor_from_capsule(fresh.__dlpack__(stream=streams.of(x)))
+    return made, lambda written: jax.block_until_ready(jax.dlpack.from_dlpack(written))
+
+
+def _numpy_dtype(name: str) -> Any:
+    import numpy as np
+
     try:
-        return np.empty(shape, dtype)
+        return np.dtype(name)
     except TypeError:
         import ml_dtypes
 
-        return np.empty(shape, getattr(ml_dtypes, dtype))
+        return np.dtype(getattr(ml_dtypes, name))

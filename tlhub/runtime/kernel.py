@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from tlhub.errors import ArgumentError, PluginError, did_you_mean
+from tlhub.errors import ArgumentError, DeviceError, PluginError, suggest
 from tlhub.problem import default
-from tlhub.runtime import arrays
+from tlhub.runtime import arrays, streams
 from tlhub.runtime.arrays import MAKERS, WRITABLE
 from tlhub.specs import LIBRARY, Config, Kernel, Problem, Signature
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 _REFUSAL = re.compile(r"(?P<kernel>.+?): argument '(?P<argument>[^']*)': expected (?P<expected>.*), got (?P<got>.*)")
 _PROGRAM = "tlhub_program"
 """What toolchain tvm names the program: it is in the message of every check that TVM put there."""
+_PARTS = ("float16", "float32", "float64")
+"""The dtypes of a complex array's parts."""
 _COUNT = re.compile(r".+?: expected \d+ arguments \(.*\), got \d+")
 
 
@@ -27,6 +30,7 @@ class CompiledKernel:
     ``problem``, ``schedule``, ``config``, ``arch``: what was chosen. ``origin``: memory, cache, site,
     prebuilt, remote or built; ``match``: exact, compatible or revision. ``entry``: what was loaded, ``key``
     its build digest. ``function``: the tvm-ffi function itself, for callers that pass every argument.
+    ``scratch``: the library's function that tells the bytes of workspace of a call, None where no call needs any.
     """
 
     def __init__(
@@ -42,6 +46,7 @@ class CompiledKernel:
         origin: str,
         match: str,
         entry: Entry,
+        scratch: Callable[..., int] | None = None,
     ) -> None:
         self.kernel = kernel
         self.problem = problem
@@ -53,6 +58,10 @@ class CompiledKernel:
         self.origin = origin
         self.match = match
         self.entry = entry
+        self._scratch = scratch
+        # lazy negation is of the imaginary part of a complex array
+        self._complex = any(t.dtype in _PARTS for t in (*signature.inputs, *signature.outputs))
+        self._streams = not arch.startswith("cpu:")
         self._rest = (None,) * (1 + len(signature.scalars))  # no workspace, and the scalars' defaults
         self._position = {s.name: i for i, s in enumerate(signature.scalars)}
         self._single = len(signature.outputs) == 1
@@ -79,68 +88,123 @@ class CompiledKernel:
         """Run the kernel on *inputs*, in the contract's order, and return the output or a tuple of them.
 
         *out*: the array to write, or a tuple of arrays where there are several outputs; without it new
-        arrays of the kind of the first input are made. *scalars*: by name, the contract's defaults
-        otherwise. Raises ArgumentError, which is a ValueError and a TypeError, before anything is written.
+        arrays of the kind of the first input are made. *stream*: a handle, or a stream of PyTorch or CuPy (default:
+        the one that the first input's library works on). *workspace*: an array of as many bytes as ``workspace()``
+        says (default: one is made where it is needed). *scalars*: by name, the contract's defaults otherwise.
+        Raises ArgumentError, which is a ValueError and a TypeError, before anything is written; DeviceError.
         """
+        if stream is not None:
+            with streams.entered((*inputs, out)[0], stream, self._handle(stream)):
+                return self(*inputs, out=out, workspace=workspace, **scalars)
         if out is None and self._single and inputs and type(inputs[0]) in MAKERS:
             # Only a convenience: whatever is wrong with the inputs is told below.
             out = MAKERS[type(inputs[0])](inputs[0], self._shapes(inputs)[0], self.signature.outputs[0].dtype)
         kind = type(out)
-        if kind in WRITABLE and stream is None:
+        if kind in WRITABLE:
             # Arrays that tvm-ffi takes as they are go straight to the library, which checks everything.
             lazy = WRITABLE[kind]
             try:
                 for x in inputs:
-                    if type(x) is not kind or (lazy is not None and (lazy(x) or x.requires_grad)):
+                    if type(x) is not kind or (lazy is not None and (x.requires_grad or self._complex and lazy(x))):
                         break
                 else:
-                    if lazy is None or not (lazy(out) or out.requires_grad):
+                    if lazy is None or not (out.requires_grad or self._complex and lazy(out)):
                         rest = (workspace, *self._values(scalars)) if scalars or workspace is not None else self._rest
                         self.function(*inputs + (out,) + rest)
                         return out
             except BufferError:
                 pass  # an array that has to be wrapped: it is read-only, say
             except (ValueError, TypeError, OverflowError) as error:
-                if self._single:
+                # what it lacks may be scratch memory, which few calls need: that is asked for below
+                if self._single and (self._scratch is None or workspace is not None):
                     raise self._explain(error, inputs) from None
-            except RuntimeError:
+            except RuntimeError as error:
                 self._blame(inputs, [out])
-                raise
-        return self._call(inputs, out, stream, workspace, scalars)
+                raise self._failed(error) from None
+        return self._call(inputs, out, workspace, scalars)
 
-    def _call(self, inputs: tuple[Any, ...], out: Any, stream: Any, workspace: Any, scalars: Mapping[str, Any]) -> Any:
+    def workspace(self, *inputs: Any, **scalars: Any) -> int:
+        """Return how many bytes of scratch memory a call with these arguments needs. Raises ArgumentError."""
+        if self._scratch is None:
+            return 0
+        values = self._values(scalars)
+        read, results, _ = self._operands(inputs, None)
+        try:
+            with streams.current(inputs[0]):
+                return int(self._scratch(*read, *self._written(results), None, *values))
+        except (ValueError, TypeError, OverflowError) as error:
+            raise self._explain(error, inputs) from None
+        except RuntimeError as error:
+            raise self._failed(error) from None
+
+    def _call(self, inputs: tuple[Any, ...], out: Any, workspace: Any, scalars: Mapping[str, Any]) -> Any:
         """Run on arrays of any kind."""
-        name, sign = self.kernel.name, self.signature
         values = self._values(scalars)  # first: an input passed by name is told as that, not as one missing
+        read, results, finish = self._operands(inputs, out)
+        with streams.current((*inputs, *results)[0]) if self._streams else nullcontext():
+            try:
+                try:
+                    self._run(inputs, read, results, workspace, values)
+                except BufferError:  # a read-only NumPy array, say, of a type that may otherwise be handed over
+                    self._run(inputs, self._readable(inputs), results, workspace, values)
+            except (ValueError, TypeError, OverflowError) as error:
+                raise self._explain(error, inputs) from None
+            except RuntimeError as error:
+                self._blame(inputs, results)
+                raise self._failed(error) from None
+        done = tuple(f(x) if f else x for f, x in zip(finish, results, strict=True))
+        return done[0] if self._single else done
+
+    def _operands(
+        self, inputs: tuple[Any, ...], out: Any
+    ) -> tuple[tuple[Any, ...], list[Any], list[Callable[[Any], Any] | None]]:
+        """Return the inputs as tvm-ffi takes them, the outputs, new ones unless given, and how to finish each."""
+        sign = self.signature
         if len(inputs) != len(sign.inputs):
             raise self._wrong_count(inputs)
-        if stream is not None:
-            raise arrays.refuse(
-                name, "stream", f"None, for {self.arch} has no streams", type(stream).__name__, "leave stream= away"
-            )
-        read = inputs
-        if not arrays.direct(inputs):
-            read = tuple(arrays.readable(x, t, name) for x, t in zip(inputs, sign.inputs, strict=True))
-        finish: list[Callable[[Any], Any] | None] = [None] * len(sign.outputs)
+        # where there are streams, a type that was handed over on a CPU says nothing of how it is on a GPU
+        read = self._readable(inputs) if self._streams or not arrays.direct(inputs) else inputs
         if out is None:
             shapes = self._shapes(read)
             made = [arrays.empty_like(inputs[0], s, t.dtype) for t, s in zip(sign.outputs, shapes, strict=True)]
-            results, finish = [m for m, _ in made], [f for _, f in made]
-        else:
-            results = [out] if self._single else self._several(out)
-        try:
-            try:
-                self.function(*read, *self._written(results), workspace, *values)
-            except BufferError:  # a read-only NumPy array, say, of a type that may otherwise be handed over
-                read = tuple(arrays.readable(x, t, name) for x, t in zip(inputs, sign.inputs, strict=True))
-                self.function(*read, *self._written(results), workspace, *values)
-        except (ValueError, TypeError, OverflowError) as error:
-            raise self._explain(error, inputs) from None
-        except RuntimeError:
-            self._blame(inputs, results)
-            raise
-        done = tuple(f(x) if f else x for f, x in zip(finish, results, strict=True))
-        return done[0] if self._single else done
+            return read, [m for m, _ in made], [f for _, f in made]
+        results = [out] if self._single else self._several(out)
+        return read, results, [None] * len(results)
+
+    def _run(
+        self,
+        inputs: tuple[Any, ...],
+        read: tuple[Any, ...],
+        results: list[Any],
+        workspace: Any,
+        values: tuple[Any, ...],
+    ) -> None:
+        written = self._written(results)
+        if self._scratch is not None and workspace is None:
+            workspace = self._room(inputs[0], *read, *written, None, *values)
+        self.function(*read, *written, arrays.memory(workspace), *values)
+
+    def _room(self, like: Any, *arguments: Any) -> Any:
+        """Return the workspace of a call with these arguments, on the device of *like*, None where it needs none."""
+        assert self._scratch is not None
+        size = self._scratch(*arguments)
+        return arrays.empty_like(like, (size,), "uint8")[0] if size else None
+
+    def _handle(self, stream: Any) -> int:
+        found = streams.handle(stream) if self._streams else None
+        if found is not None:
+            return found
+        expected = (
+            "a stream of PyTorch or CuPy, or its handle" if self._streams else f"None, for {self.arch} has no streams"
+        )
+        hint = "stream=torch.cuda.current_stream()" if self._streams else "leave stream= away"
+        raise arrays.refuse(self.kernel.name, "stream", expected, type(stream).__name__, hint)
+
+    def _readable(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the inputs as tvm-ffi takes them, each wrapped."""
+        return tuple(
+            arrays.readable(x, t, self.kernel.name) for x, t in zip(inputs, self.signature.inputs, strict=True)
+        )
 
     def _written(self, results: list[Any]) -> list[Any]:
         """Return the outputs as tvm-ffi takes them."""
@@ -189,6 +253,11 @@ class CompiledKernel:
 
     # -- errors ------------------------------------------------------------------------------------
 
+    def _failed(self, error: RuntimeError) -> Exception:
+        """Return the DeviceError that the library's own word on the driver stands for, any other error as it is."""
+        line = str(error).strip().partition("\n")[0]
+        return DeviceError(line, hint="tlhub doctor") if line.startswith(f"{self.kernel.name}: ") else error
+
     def _explain(self, error: Exception, inputs: tuple[Any, ...]) -> Exception:
         """Return the ArgumentError that the library's own refusal stands for."""
         if isinstance(error, ArgumentError):
@@ -204,7 +273,8 @@ class CompiledKernel:
                 f"{self.kernel.name}: the program of {self.schedule!r} refuses what the contract allows: {error}",
                 hint=f"tlhub schedules {self.kernel.name}",
             )
-        return ArgumentError(f"{self.kernel.name}: {line}", hint=f"tlhub kernels {self.kernel.name}")
+        told = line if line.startswith(f"{self.kernel.name}: ") else f"{self.kernel.name}: {line}"
+        return ArgumentError(told, hint=f"tlhub kernels {self.kernel.name}")
 
     def _refused(self, argument: str, expected: str, got: str, inputs: tuple[Any, ...]) -> ArgumentError:
         """Return the refusal of an argument with what to do about it."""
@@ -226,7 +296,7 @@ class CompiledKernel:
         elif expected.startswith("an array of "):
             hint = arrays.ASARRAY
         elif expected.startswith("an array on"):
-            hint = "tlhub targets"
+            hint = arrays.elsewhere(inputs[place], argument, expected)
         else:  # of other strides, or aligned
             hint = arrays.copied(inputs[place], argument)
         return arrays.refuse(self.kernel.name, tensor, expected, got, hint)
@@ -252,7 +322,6 @@ class CompiledKernel:
 
     def _unknown(self, name: str) -> ArgumentError:
         known = list(self._position)
-        near = did_you_mean(name, known)
         inputs, outputs = ([t.name for t in side] for side in (self.signature.inputs, self.signature.outputs))
         told = f"no scalar {name!r}; its scalars are {', '.join(known) or 'none'}"
         if name in inputs:
@@ -264,7 +333,7 @@ class CompiledKernel:
         elif name in self.problem.option:
             hint = f"{name} is an option of the lookup: tlhub.get({self.kernel.name!r}, ..., {name}=...)"
         else:
-            hint = f"did you mean {near!r}?" if near else f"tlhub kernels {self.kernel.name}"
+            hint = suggest(name, known, f"tlhub kernels {self.kernel.name}")
         return ArgumentError(f"{self.kernel.name}: {told}", argument=name, hint=hint)
 
 

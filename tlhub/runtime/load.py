@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tlhub.errors import CacheError
@@ -40,6 +41,11 @@ class Library(NamedTuple):
         return self.module["tlhub_bind"](
             *(e if isinstance(e, int) else -1 - symbols.setdefault(e, len(symbols)) for _, e in problem.dims)
         )
+
+    @property
+    def scratch(self) -> Any:
+        """The function that tells how many bytes of workspace a call needs, None where no call needs any."""
+        return self.module["tlhub_workspace"] if self.module.implements_function("tlhub_workspace") else None
 
 
 def load_entry(entry: Entry) -> tuple[Library, bool]:
@@ -75,6 +81,14 @@ def tensor_from_capsule(capsule: Any) -> Any:
     import tvm_ffi
 
     return tvm_ffi.from_dlpack(capsule)
+
+
+def on_stream(kind: int, index: int, handle: int) -> AbstractContextManager[Any]:
+    """Run kernels that are called inside on the stream of that handle, of a device by DLPack's number and its index."""
+    import tvm_ffi
+
+    context: AbstractContextManager[Any] = tvm_ffi.use_raw_stream(tvm_ffi.device(kind, index), handle)
+    return context
 
 
 def _wire(module: Any, name: str) -> Library:

@@ -154,16 +154,22 @@ print("\\n" + json.dumps(found))
 
 
 def _imports(plugin: plugins.Plugin, report: Report) -> None:
-    paths = {k.reference: "" for k in plugin.kernels} | {k.tolerance: "" for k in plugin.kernels}
+    paths = dict.fromkeys([k.reference for k in plugin.kernels] + [k.tolerance for k in plugin.kernels], "")
     paths |= {t.assemble: "" for t in plugin.targets}
+    paths |= {path: name for k in plugin.kernels for name, path in k.peers.items()}
+    _import(plugin, paths, report)
     programs = {s.program: s.toolchain for s in plugin.schedules}
-    peers = {path: name for k in plugin.kernels for name, path in k.peers.items()}
-    everything = [*paths, *programs, *peers]
-    if not everything:
+    for toolchain in sorted(set(programs.values())):  # one a process, as in workers: two would not bear each other
+        _import(plugin, {path: toolchain for path, t in programs.items() if t == toolchain}, report)
+
+
+def _import(plugin: plugins.Plugin, paths: Mapping[str, str], report: Report) -> None:
+    """Import *paths* in a fresh process; each may lack the package that it is mapped to."""
+    if not paths:
         return
     done = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}\n{_IMPORT}"],
-        input=json.dumps(everything),
+        input=json.dumps(list(paths)),
         capture_output=True,
         text=True,
     )
@@ -171,9 +177,8 @@ def _imports(plugin: plugins.Plugin, report: Report) -> None:
         report.add(f"imports of {plugin.name}", f"a fresh process ended with {done.returncode}: {done.stderr[-500:]}")
         return
     faults: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
-    for path in everything:
+    for path, needed in paths.items():
         fault = faults.get(path)
-        needed = programs.get(path) or peers.get(path)
         if fault and needed and fault.partition(".")[0] == f"missing {needed}":
             report.skip(f"import {path}", f"{needed} is not installed")
         else:
@@ -252,7 +257,8 @@ def _fault(schedule: Schedule, kernel: Kernel, problem: Problem, device: str) ->
 
     asked: dict[str, Any] = {"device": device, "schedule": schedule.name, **problem.option}
     try:
-        check(hub.get(kernel.name, problem.dim, input_dtypes(kernel, problem.dtypes), **asked), kernel=kernel)
+        made = hub.get(kernel.name, problem.dim, input_dtypes(kernel, problem.dtypes), **asked)
+        check(made, kernel=kernel, device=device)
     except (AssertionError, TlhubError) as error:
         return str(error)
     except Exception as error:  # of the plugin's reference or tolerance, say

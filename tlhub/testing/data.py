@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tlhub.errors import ArgumentError
-from tlhub.problem import signature
+from tlhub.problem import root_of, signature
 from tlhub.specs import Kernel, Problem, Tensor
 
 Array = np.ndarray[Any, Any]
@@ -80,7 +80,7 @@ def default_scalars(kernel: Kernel, problem: Problem, given: Mapping[str, float]
 def _default(default: float | int | str, problem: Problem) -> float:
     if not isinstance(default, str):
         return default
-    extent = problem.dim[default.removeprefix("1/sqrt(").removesuffix(")")]
+    extent = problem.dim[root_of(default)]
     return 1 / math.sqrt(extent) if extent else 0.0  # type: ignore[arg-type]
 
 

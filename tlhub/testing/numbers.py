@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,10 @@ import numpy as np
 from tlhub.problem import input_dtypes
 from tlhub.specs import Extent, Kernel, Problem
 from tlhub.testing.data import Array, default_scalars, function, inputs, poisoned, spilled
+from tlhub.testing.devices import fetched, float64, on_gpu, put
+
+_LONG = 1e11
+"""Operations of a problem whose reference takes seconds on a CPU; on a GPU it is computed there."""
 
 
 def check(
@@ -21,12 +26,16 @@ def check(
     seed: int = 0,
     scale: float = 1.0,
     kernel: Kernel | None = None,
+    device: str | None = None,
+    times: int = 1,
 ) -> float:
     """Run *what* on random data with poisoned outputs, and return its worst ratio of error to bound.
 
     *what*: a CompiledKernel, or a Problem, which ``tlhub.get`` then serves on this machine.
     *dims*: extents for the symbolic dims. *arrays*: inputs by name in place of random ones.
     *kernel*: the contract (default: that of *what*, or the installed one of the problem's name).
+    *device*: where it runs (default: the first device of its target).
+    *times*: how often it is called; all calls must give the same bits.
     Raises AssertionError that names the element, its value, what the reference says and the bound; or says
     what was written outside an output.
     """
@@ -41,18 +50,56 @@ def check(
     problem = bind(problem, dims or {})
     given = dict(arrays) if arrays is not None else inputs(contract, problem, seed, scale)
     values = default_scalars(contract, problem, scalars)
-    outputs = poisoned(contract, problem)
+    device = device or f"{getattr(what, 'arch', 'cpu').partition(':')[0]}:0"
     names = [name for name, _ in problem.dtypes]
-    what(*(given[name] for name in names[: len(given)]), out=outputs[0] if len(outputs) == 1 else outputs, **values)
-    for name, output in zip(names[len(given) :], outputs, strict=True):
-        if spilled(output):
-            raise AssertionError(f"{contract.name}: something was written outside output {name!r}")
-    reference = function(contract.reference)(problem, given, values)
-    bounds = function(contract.tolerance)(problem, given, values, reference)
+    placed = [put(given[name], device)[0] for name in names[: len(given)]]
+    outputs = _run(what, contract, problem, placed, values, device)
+    for _ in range(times - 1):
+        again = _run(what, contract, problem, placed, values, device)
+        for name, one, other in zip(names[len(given) :], outputs, again, strict=True):
+            if one.tobytes() != other.tobytes():
+                raise AssertionError(f"{contract.name}: two calls gave output {name!r} different bits")
+    reference, bounds = _expected(contract, problem, given, values, device)
     return max(
         (compare(o, r, b, name) for name, o, r, b in zip(names[len(given) :], outputs, reference, bounds, strict=True)),
         default=0.0,
     )
+
+
+def _run(
+    what: Any,
+    contract: Kernel,
+    problem: Problem,
+    placed: Sequence[Any],
+    values: Mapping[str, float],
+    device: str,
+) -> tuple[Array, ...]:
+    """Call *what* on *placed*, its inputs on *device*, and return its outputs. Raises AssertionError."""
+    outputs = poisoned(contract, problem)
+    targets = [put(o, device) for o in outputs]
+    out = tuple(array for array, _ in targets)
+    what(*placed, out=out[0] if len(out) == 1 else out, **values)
+    for _, fetch in targets:
+        fetch()
+    for (name, _), output in zip(problem.dtypes[len(placed) :], outputs, strict=True):
+        if spilled(output):
+            raise AssertionError(f"{contract.name}: something was written outside output {name!r}")
+    return outputs
+
+
+def _expected(
+    contract: Kernel, problem: Problem, given: Mapping[str, Array], values: Mapping[str, float], device: str
+) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+    """Return the reference and the bounds, computed on a GPU where that takes long and they can be."""
+    compute, bound = function(contract.reference), function(contract.tolerance)
+    if on_gpu(device) and contract.flops({**problem.dim, **problem.option}) > _LONG:
+        with contextlib.suppress(ImportError, TypeError):  # no CuPy, or a reference that takes NumPy's arrays only
+            wide = float64(given, device)
+            reference = compute(problem, wide, values)
+            bounds = bound(problem, wide, values, reference)
+            return tuple(map(fetched, reference)), tuple(map(fetched, bounds))
+    reference = compute(problem, given, values)
+    return reference, bound(problem, given, values, reference)
 
 
 def compare(output: Any, reference: Any, bound: Any, name: str = "output") -> float:

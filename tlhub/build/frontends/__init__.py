@@ -7,9 +7,9 @@ writes its object file and its readable source into the folder, then the working
 
 from __future__ import annotations
 
-from tlhub.errors import BuildError, did_you_mean
+from tlhub.errors import BuildError, suggest
 
-FRONTENDS = {"tvm": "tlhub.build.frontends.tvm"}
+FRONTENDS = {toolchain: f"tlhub.build.frontends.{toolchain}" for toolchain in ("cuda", "tilelang", "tvm")}
 """Module of each toolchain."""
 
 
@@ -17,8 +17,7 @@ def module(toolchain: str) -> str:
     """Return the import name of the front end of *toolchain*. Raises BuildError."""
     if toolchain in FRONTENDS:
         return FRONTENDS[toolchain]
-    near = did_you_mean(toolchain, FRONTENDS)
     raise BuildError(
         f"no front end for toolchain {toolchain!r}; there is one for {', '.join(sorted(FRONTENDS))}",
-        hint=f"did you mean {near!r}?" if near else None,
+        hint=suggest(toolchain, FRONTENDS, None),
     )

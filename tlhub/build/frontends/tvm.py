@@ -1,4 +1,4 @@
-"""Toolchain tvm: a PrimFunc, or an IRModule with one, to an object file, with apache-tvm 0.25 to 0.27.
+"""Toolchain tvm: a PrimFunc, or an IRModule with one, to an object file or CUDA C++, with apache-tvm 0.25 to 0.27.
 
 A program may be written in TIR, made by ``te.create_prim_func`` or scheduled with ``s_tir``.
 """
@@ -10,14 +10,16 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
 from tlhub.build.check import object_symbols
+from tlhub.build.frontends import arguments, tvm_cuda
 from tlhub.build.program import ANY, COMPACT, Buffer, DeviceProgram
 from tlhub.errors import BuildError
-from tlhub.specs import DTYPES, Problem, Scalar, Signature, Tensor
+from tlhub.specs import Problem, Signature
 
 _SYMBOL = "tlhub_program"
 _PIPELINE = "tlhub"
@@ -68,13 +70,17 @@ def translate(
 ) -> DeviceProgram:
     """Compile what *program* returns for *arch* and write ``program.o`` and ``program.tir`` to *folder*.
 
-    *options* are fields of a tvm Target (``mcpu``, ``mtriple``, ``mattr``). Raises BuildError.
+    For a GPU (``kind`` of *options* is ``cuda``) it is ``program.cu``. *options* are fields of a tvm Target
+    (``mcpu``, ``mtriple``, ``mattr``, ``arch``). Raises BuildError.
     """
     import tvm
 
     function, helpers = _entry(program(problem, config, arch), problem.kernel)
+    if options.get("kind") == "cuda":
+        made = tvm_cuda.translate(function, helpers, problem, signature, options, folder)
+        return replace(made, toolchain=identity())
     names = [t.name for t in (*signature.inputs, *signature.outputs)]
-    arrays = _arrays(function, signature, problem.kernel)
+    arrays = arguments.arrays(function, signature, problem.kernel)
     buffers = tuple(_buffer(name, array) for name, array in zip(names, arrays, strict=True))
     function = function.with_attr("global_symbol", _SYMBOL)
     target = tvm.target.Target({"kind": "llvm", **_fields(options)})
@@ -124,68 +130,9 @@ def _entry(made: Any, kernel: str) -> tuple[Any, dict[Any, Any]]:
     return entry, functions
 
 
-def _arrays(function: Any, signature: Signature, kernel: str) -> list[Any]:
-    """Return the buffers of the array arguments; refuse parameters that the contract does not have."""
-    tensors: tuple[Tensor | Scalar, ...] = (*signature.inputs, *signature.outputs)
-    expected = (*tensors, *signature.scalars)
-    params = list(function.params)
-    if len(params) != len(expected):
-        raise BuildError(
-            f"{kernel}: the program has {len(params)} parameters ({', '.join(p.name for p in params)}); "
-            f"the contract asks for {len(expected)}: {', '.join(e.name for e in expected)}"
-        )
-    found = []
-    for param, want in zip(params, expected, strict=True):
-        buffer = _param_buffer(function, param)
-        if isinstance(want, Scalar):
-            dtype = "handle" if buffer is not None else _scalar_dtype(param)
-            need = "int64" if want.kind == "int" else "float64"
-            if dtype != need:
-                raise BuildError(f"{kernel}: parameter {param.name!r} for scalar {want.name!r} is {dtype}, not {need}")
-        elif buffer is None:
-            raise BuildError(
-                f"{kernel}: parameter {param.name!r} for argument {want.name!r} is no buffer",
-                hint=f"T.match_buffer({param.name}, (...), {want.dtype!r}, align={DTYPES[want.dtype][1] // 8}, "
-                "offset_factor=1)",
-            )
-        else:
-            _check_shape(kernel, buffer, want)
-            found.append(buffer)
-    return found
-
-
-def _check_shape(kernel: str, buffer: Any, want: Tensor) -> None:
-    """Refuse a program that fixes an extent which the contract leaves open, or gives another value."""
-    for name, extent, given in zip(want.dims, want.extents, buffer.shape, strict=False):
-        if _constant(given) and int(given) != extent:
-            asked = extent if isinstance(extent, int) else "any extent"
-            raise BuildError(
-                f"{kernel}: the program's buffer for argument {want.name!r} has {int(given)} in dim {name}; "
-                f"the problem asks for {asked}"
-            )
-
-
-def _constant(value: Any) -> bool:
-    import tvm
-
-    return isinstance(value, (int, tvm.tirx.IntImm))
-
-
-def _param_buffer(function: Any, param: Any) -> Any:
-    mapped = getattr(function, "buffer_map", None)
-    if mapped is not None:
-        return mapped[param] if param in mapped else None
-    kind = getattr(param, "ty", None)
-    return kind if hasattr(kind, "data_alignment") else None
-
-
-def _scalar_dtype(param: Any) -> str:
-    return str(param.dtype if hasattr(param, "dtype") else param.ty)
-
-
 def _buffer(name: str, buffer: Any) -> Buffer:
     """Return the buffer (a tirx.Buffer, from TVM 0.27 on a tirx.BufferType) as the host shim needs it."""
-    fixed = tuple(int(s) if _constant(s) else None for s in buffer.strides)
+    fixed = tuple(int(s) if arguments.is_constant(s) else None for s in buffer.strides)
     strides: str | tuple[int | None, ...] = COMPACT
     if fixed:
         strides = ANY if all(s is None for s in fixed) else fixed

@@ -7,11 +7,12 @@ import sys
 import tempfile
 import warnings
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from cache_help import FOREIGN, lookup, make_manifest, publish, serves
 
-from tlhub.cache import place
+from tlhub import stores
 from tlhub.cache.store import Store
 from tlhub.errors import ArgumentError
 
@@ -26,10 +27,19 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+def users(environ: dict[str, str]) -> Store:
+    """Return the user's store in a process of that environment, which asks for the first time."""
+    with mock.patch.dict(os.environ, environ):
+        for name in {"TLHUB_CACHE_DIR", "XDG_CACHE_HOME", "HOME"} - set(environ):
+            os.environ.pop(name, None)
+        stores._user.cache_clear()
+        return stores.user_store()
+
+
 def quietly(environ: dict[str, str]) -> Store:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        return place.user_store(environ)
+        return users(environ)
 
 
 def test_the_named_folder_wins(tmp_path: Path) -> None:
@@ -56,7 +66,7 @@ def test_the_rule_is_that_of_platformdirs(tmp_path: Path, xdg: str | None, monke
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     if xdg is not None:
         monkeypatch.setenv("XDG_CACHE_HOME", xdg and str(tmp_path / "xdg"))
-    assert place.user_store().root == platformdirs.user_cache_dir("tlhub", appauthor=False)
+    assert stores.user_store().root == platformdirs.user_cache_dir("tlhub", appauthor=False)
 
 
 @pytest.mark.parametrize(
@@ -72,22 +82,22 @@ def test_the_rule_is_that_of_platformdirs(tmp_path: Path, xdg: str | None, monke
 )
 @pytest.mark.skipif(sys.platform == "win32", reason="HOME is not what Windows asks")
 def test_without_a_home_a_private_temporary_folder(environ: dict[str, str], says: str, temporary: Path) -> None:
-    stores = []
+    found = []
     for _ in range(2):
         with pytest.warns(RuntimeWarning, match=says) as caught:
-            stores.append(place.user_store(environ))
+            found.append(users(environ))
         assert len(caught) == 1 and "\nhint: export TLHUB_CACHE_DIR=" in str(caught[0].message)
-    root = Path(str(stores[0].root))
+    root = Path(str(found[0].root))
     assert root.parent == temporary and stat.S_IMODE(root.stat().st_mode) == 0o700
-    publish(stores[0])
-    assert serves(stores[1]), "the next process finds it again"
+    publish(found[0])
+    assert serves(found[1]), "the next process finds it again"
 
 
 def test_a_read_only_home(tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.access
     monkeypatch.setattr(os, "access", lambda path, mode, **kw: path != str(tmp_path) and real(path, mode, **kw))
     with pytest.warns(RuntimeWarning, match="read-only"):
-        store = place.user_store({"HOME": str(tmp_path)})
+        store = users({"HOME": str(tmp_path)})
     assert str(store.root).startswith(str(temporary))
     assert not (tmp_path / ".cache").exists()
 
@@ -113,33 +123,41 @@ def test_a_trap_in_the_temporary_folder_is_not_used(
             monkeypatch.setattr(os, "geteuid", lambda: FOREIGN)
             where.rename(temporary / f"tlhub-{FOREIGN}")
     with pytest.warns(RuntimeWarning, match="in memory"):
-        store = place.user_store({})
+        store = users({})
     assert store.root is None
     publish(store)
     assert serves(store)
 
 
-def test_sites(tmp_path: Path) -> None:
+def test_sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = tmp_path / "one", tmp_path / "two words"
     text = os.pathsep.join([f"{first}?shared&owner=root&owner=7&match=exact", "", str(second)])
-    one, two = place.site_stores({"TLHUB_STORES": text})
+    monkeypatch.setenv("TLHUB_STORES", text)
+    one, two = stores.site_stores()
     assert (one.root, one.origin, one.writable, one.match) == (str(first), "site", False, "exact")
     assert one.policy.shared and one.policy.owners == {0, 7}
     assert (two.root, two.match, two.policy.shared) == (str(second), "revision", False)
-    assert place.site_stores({}) == () == place.site_stores({"TLHUB_STORES": ""})
+    monkeypatch.setenv("TLHUB_STORES", "")
+    assert stores.site_stores() == ()
+    monkeypatch.delenv("TLHUB_STORES")
+    assert stores.site_stores() == ()
 
 
 @pytest.mark.parametrize("policy", ["open", "owner=", "shared=yes", "match=loose", "owners=root"])
-def test_a_policy_that_is_not_one(policy: str) -> None:
+def test_a_policy_that_is_not_one(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TLHUB_STORES", f"/opt/kernels?{policy}")
     with pytest.raises(ArgumentError, match="allowed are"):
-        place.site_stores({"TLHUB_STORES": f"/opt/kernels?{policy}"})
+        stores.site_stores()
 
 
-def test_match_policy() -> None:
-    assert place.match_policy({}) is None and place.match_policy({"TLHUB_MATCH": ""}) is None
-    assert place.match_policy({"TLHUB_MATCH": "exact"}) == "exact"
+def test_match_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert stores.match_policy() is None
+    for text, policy in (("", None), ("exact", "exact")):
+        monkeypatch.setenv("TLHUB_MATCH", text)
+        assert stores.match_policy() == policy
+    monkeypatch.setenv("TLHUB_MATCH", "compatable")
     with pytest.raises(ArgumentError, match="TLHUB_MATCH is 'compatable'; allowed are exact, compatible") as caught:
-        place.match_policy({"TLHUB_MATCH": "compatable"})
+        stores.match_policy()
     assert caught.value.hint == "export TLHUB_MATCH=compatible"
 
 
@@ -153,26 +171,27 @@ def test_a_plugins_folder_is_trusted_as_its_code_is(tmp_path: Path, monkeypatch:
             os.chown(path, FOREIGN, -1)
     owner = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: owner + FOREIGN + 1)
-    store = place.prebuilt_store("xyz", str(root))
+    store = stores.prebuilt_store("xyz", str(root))
     assert (store.origin, store.writable) == ("prebuilt", False)
     assert serves(store)
     os.chmod(str(folder), 0o777)
     assert not serves(store)
-    assert lookup(place.prebuilt_store("gone", str(tmp_path / "gone"))) == ((), ())
+    assert lookup(stores.prebuilt_store("gone", str(tmp_path / "gone"))) == ((), ())
 
 
 def test_importing_the_cache_stays_light() -> None:
     code = (
         "import sys\n"
-        "import tlhub.cache.chain, tlhub.cache.place, tlhub.cache.prune\n"
-        "from tlhub.cache.place import user_store\n"
-        "user_store({'HOME': '/root', 'XDG_CACHE_HOME': '/tmp'})\n"
         "heavy = {'numpy', 'tvm_ffi', 'torch', 'filelock', 'platformdirs', 'click', 'rich', 'socket', 'tempfile'}\n"
-        "print(sorted(heavy & set(sys.modules)))"
+        "import tlhub.cache.chain, tlhub.cache.prune\n"
+        "print(sorted(heavy & set(sys.modules)))\n"
+        "import tlhub.stores\n"
+        "tlhub.stores.user_store()\n"
+        "print(sorted(heavy & set(sys.modules) - {'socket', 'tempfile'}))"  # what finds the plugins imports those
     )
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     shown = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
-    assert shown.stdout.strip() == "[]"
+    assert shown.stdout.split() == ["[]", "[]"]
 
 
 def test_a_manifest_made_here_is_found_there(tmp_path: Path) -> None:

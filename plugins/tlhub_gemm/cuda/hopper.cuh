@@ -1,0 +1,613 @@
+/* GEMM on Hopper's tensor cores (sm_90a): bulk tensor copies, warp-specialised wgmma, a persistent loop over tiles.
+ *
+ * A block has one producer and two consumers, a warp group each. The producer's first thread keeps a ring of STAGES
+ * stages in shared memory filled with tiles of A and B, BK deep, and the consumers multiply them out of it. A stage has
+ * two barriers: `full` completes when its bytes have arrived, `empty` when those who read it are done. The main loop
+ * synchronises by these alone, and the ring runs on from tile to tile: the first stages of the next tile arrive during
+ * the epilogue of this one.
+ *
+ *   cooperative: both consumers work on one tile, half of its rows each. The largest tiles, the least traffic.
+ *   ping-pong:   each consumer has a whole tile; while one is in its epilogue the other has the tensor cores.
+ *
+ * A cluster is two blocks that share B (two tiles below each other) or A (beside each other): each loads a half of what
+ * they share, for both. Or it is SPLIT blocks that share one tile, a part of K each, for problems of few tiles; they
+ * add up their parts through each other's shared memory, always in the same order.
+ *
+ * Tiles of an operand lie in shared memory in rows of 128 or 64 bytes, swizzled as the tensor map has it: along K if it
+ * is stored so, else along M or N; wgmma takes both. What is out of bounds arrives as zeros, and is not stored. The
+ * epilogue is staged in shared memory, 16 rows of a warp at a time, and leaves as bulk tensor copies, or, where C is
+ * not aligned for them, element by element.
+ */
+
+namespace hopper {
+
+constexpr int BK = 64;     /* elements of K in a stage: 128 bytes */
+constexpr int GROUP = 128; /* threads */
+constexpr int THREADS = 3 * GROUP;
+constexpr int PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232; /* of a thread; at the launch all have 168 */
+
+struct alignas(64) TensorMap { /* a CUtensorMap */
+  char bytes[128];
+};
+
+enum Scheme { COOPERATIVE, PINGPONG };
+
+/* What a kernel is: Python's side of it is hopper_plan.py. */
+template <Scheme SCHEME_, int BM_, int BN_, int STAGES_, int SHARE_A_, int SHARE_B_, int SPLIT_, int BAND_>
+struct Plan {
+  static constexpr Scheme SCHEME = SCHEME_;
+  static constexpr int BM = BM_, BN = BN_; /* of a tile */
+  static constexpr int STAGES = STAGES_;
+  static constexpr int SHARE_A = SHARE_A_; /* blocks beside each other that share A */
+  static constexpr int SHARE_B = SHARE_B_; /* or below each other, and share B */
+  static constexpr int SPLIT = SPLIT_;     /* blocks that share a tile, a part of K each */
+  static constexpr int BAND = BAND_;       /* rows of clusters that are walked column by column, so that L2 is hit */
+
+  static constexpr int SHARE = SHARE_A * SHARE_B, CLUSTER = SHARE * SPLIT;
+  static constexpr int ROWS = SCHEME == COOPERATIVE ? BM / 2 : BM; /* of a consumer */
+  static constexpr int READERS = SCHEME == COOPERATIVE ? 8 : 4;    /* warps that read a stage */
+  static constexpr int COLUMNS = BN / SPLIT;                       /* that a block finishes */
+
+  /* Columns that a warp stages at once, in rows of at most 128 bytes. */
+  static constexpr int CHUNK = COLUMNS % 64 == 0 && sizeof(C) == 2 ? 64 : COLUMNS % 32 == 0 ? 32 : 16;
+  static constexpr int CHUNK_BYTES = 16 * CHUNK * int(sizeof(C));
+  static constexpr int CHUNKS = COLUMNS / CHUNK * (ROWS / 64); /* of a warp and a tile */
+  static constexpr int BUFFERS = CHUNKS == 1 ? 1 : 2;          /* one chunk is written while another leaves */
+
+  static constexpr int A_BYTES = BM * BK * int(sizeof(A)), B_BYTES = BN * BK * int(sizeof(B));
+  static constexpr int AT_B = STAGES * A_BYTES, AT_STAGING = AT_B + STAGES * B_BYTES;
+  static constexpr int AT_RECEIVED = AT_STAGING + 8 * BUFFERS * CHUNK_BYTES;
+  static constexpr int RECEIVED = (SPLIT - 1) * BM * COLUMNS * int(sizeof(Sum)); /* bytes, from the others of a split */
+  static constexpr int AT_BARRIERS = AT_RECEIVED + RECEIVED;                     /* `full`, `empty`, and `received` */
+
+  static_assert(ROWS % 64 == 0 && COLUMNS % 16 == 0, "a consumer multiplies 64 rows and 16 columns at a time");
+  static_assert(SHARE_A == 1 || SHARE_B == 1, "one operand is shared");
+  static_assert(SPLIT == 1 || SCHEME == COOPERATIVE, "a block that splits a tile has one tile");
+};
+
+/* -- what the chip does, by its PTX -------------------------------------------------------------- */
+
+__device__ __forceinline__ uint32_t shared_address(const void *p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+
+__device__ __forceinline__ void barrier_init(uint32_t barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
+}
+
+__device__ __forceinline__ void barrier_expect(uint32_t barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+__device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+/* Arrive at a barrier of another block of the cluster, by an address as `address_in` gives it. */
+__device__ __forceinline__ void barrier_arrive_there(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+__device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) {
+  uint32_t done;
+  do {
+    asm volatile(
+        "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+        : "=r"(done)
+        : "r"(barrier), "r"(parity)
+        : "memory");
+  } while (!done);
+}
+
+/* Load the box at (x, y, z) of a tensor to shared memory, or, if it is SHARED, to that place in each block of the
+ * cluster that `blocks` has a bit for; the bytes count for the barrier at this address in each. */
+template <bool SHARED>
+__device__ __forceinline__ void load_box(
+    uint32_t to, const TensorMap &map, uint32_t barrier, int x, int y, int z, int blocks) {
+  if constexpr (!SHARED) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(to),
+        "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z)
+        : "memory");
+  } else {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+        " [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(to),
+        "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "h"(static_cast<uint16_t>(blocks))
+        : "memory");
+  }
+}
+
+__device__ __forceinline__ void store_box(const TensorMap &map, uint32_t from, int x, int y, int z) {
+  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(&map), "r"(from),
+               "r"(x), "r"(y), "r"(z)
+               : "memory");
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+/* Have a tensor map at hand when it is first used. */
+__device__ __forceinline__ void prefetch(const TensorMap &map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
+/* Wait until at most LEFT of this thread's stores have still to read their shared memory. */
+template <int LEFT> __device__ __forceinline__ void store_wait() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(LEFT) : "memory");
+}
+
+/* Make this thread's writes to shared memory visible to bulk copies. */
+__device__ __forceinline__ void fence_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int LEFT> __device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
+}
+
+/* The product of two tiles, 64 x 16 and 16 x N, given by their descriptors: `add(sum, a, b, whether to add to sum)`.
+ * Python writes it for each N (hopper_program.py): it has N / 2 operands. */
+template <int N> struct Wgmma;
+
+template <int REGISTERS> __device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+template <int REGISTERS> __device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+
+__device__ __forceinline__ int cluster_rank() {
+  int rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+/* Wait until all threads of the cluster have arrived; what they wrote before is visible after. */
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
+
+/* The address by which the others of a cluster know what block `rank` has at this address. */
+__device__ __forceinline__ uint32_t address_in(uint32_t address, int rank) {
+  uint32_t there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+  return there;
+}
+
+/* Send four floats to another block; the bytes count for its barrier. */
+__device__ __forceinline__ void send(uint32_t to, uint32_t barrier, const float *v) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%2, %3, %4, %5}, [%1];" ::"r"(to),
+      "r"(barrier), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3])
+      : "memory");
+}
+
+/* Consumers take turns by named barriers: one waits for its own, and the other arrives there. */
+__device__ __forceinline__ void await_turn(int consumer) {
+  asm volatile("bar.sync %0, %1;" ::"r"(1 + consumer), "n"(2 * GROUP) : "memory");
+}
+__device__ __forceinline__ void give_turn(int consumer) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(1 + consumer), "n"(2 * GROUP) : "memory");
+}
+
+__device__ __forceinline__ float4 read_shared(uint32_t address) {
+  float4 v;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "r"(address)
+               : "memory");
+  return v;
+}
+
+/* A matrix of 16 rows and 16 columns, as an accumulator has it, to shared memory; `row` is this lane's. */
+__device__ __forceinline__ void store_matrix(uint32_t row, const uint32_t (&packed)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(packed[0]),
+               "r"(packed[1]), "r"(packed[2]), "r"(packed[3])
+               : "memory");
+}
+
+/* Start work ahead of the end of the kernel before this one, and wait for that end before any access to memory. */
+__device__ __forceinline__ void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+__device__ __forceinline__ void start_next() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+/* -- tiles in shared memory ---------------------------------------------------------------------- */
+
+/* One operand's tile, EXTENT x BK, of which PARTS blocks each load a part. It lies in boxes: one with rows along K, or
+ * one for each WIDTH elements along M or N, with BK rows. */
+template <bool ALONG_K, int EXTENT, int PARTS> struct Operand {
+  static constexpr int WIDTH = ALONG_K || EXTENT % 64 == 0 ? 64 : 32; /* elements of a row */
+  static constexpr int ROW = WIDTH * int(sizeof(A));                  /* bytes, and of the swizzle */
+  static constexpr int BOXES = ALONG_K ? 1 : EXTENT / WIDTH;
+  static constexpr int PART = (ALONG_K ? EXTENT : BK) / PARTS; /* rows of a box that are loaded at once */
+  static constexpr int NEXT = BK * ROW;                        /* bytes from a box to the next */
+
+  static_assert(EXTENT % WIDTH == 0 || ALONG_K, "boxes are 32 or 64 elements wide");
+
+  static __device__ __forceinline__ void load(
+      uint32_t to, const TensorMap &map, uint32_t barrier, int first, int k, int batch, int part, int blocks) {
+    to += part * PART * ROW;
+#pragma unroll
+    for (int i = 0; i < BOXES; ++i) {
+      if constexpr (ALONG_K) {
+        load_box<(PARTS > 1)>(to, map, barrier, k, first + part * PART, batch, blocks);
+      } else {
+        load_box<(PARTS > 1)>(to + i * NEXT, map, barrier, first + i * WIDTH, k + part * PART, batch, blocks);
+      }
+    }
+  }
+
+  /* wgmma's descriptor of the tile at an address: the bytes to the next box and to the next eight rows, the swizzle. */
+  static __device__ __forceinline__ uint64_t describe(uint32_t address) {
+    constexpr uint64_t LEADING = ALONG_K ? 1 : NEXT / 16, STRIDE = 8 * ROW / 16, SWIZZLE = ROW == 128 ? 1 : 2;
+    return SWIZZLE << 62 | STRIDE << 32 | LEADING << 16 | (address & 0x3ffff) >> 4;
+  }
+
+  /* Bytes to `rows` rows of the operand (a multiple of 64) and 16 * step elements of K further. */
+  static __device__ constexpr int offset(int rows, int step) {
+    return ALONG_K ? rows * ROW + step * 32 : rows / WIDTH * NEXT + step * 16 * ROW;
+  }
+};
+
+template <class P> using OperandA = Operand<!TRANS_A, P::BM, P::SHARE_A>;
+template <class P> using OperandB = Operand<TRANS_B, P::BN, P::SHARE_B>;
+
+/* A place in the ring of stages. */
+template <int STAGES> struct Place {
+  int stage = 0;
+  uint32_t phase = 0;
+
+  __device__ __forceinline__ void next() {
+    if (++stage == STAGES) stage = 0, phase ^= 1;
+  }
+  __device__ __forceinline__ void skip(int stages) {
+    stage += stages;
+    phase ^= stage / STAGES & 1;
+    stage %= STAGES;
+  }
+};
+
+/* The tiles of a call in the order in which they are worked on, counted in clusters, and what of them is this block's:
+ * which of those that share, which part of K, from where, and how many stages a tile is. */
+template <class P> struct Tiles {
+  int across, down, count, first, step;
+  int share, split, k_begin, blocks;
+
+  __device__ __forceinline__ explicit Tiles(const Call &call) {
+    int rank = P::CLUSTER > 1 ? cluster_rank() : 0;
+    share = P::SPLIT > 1 ? rank % P::SHARE : rank;
+    split = P::SPLIT > 1 ? rank / P::SHARE : 0;
+    down = (int(call.m) + P::BM * P::SHARE_B - 1) / (P::BM * P::SHARE_B);
+    across = (int(call.n) + P::BN * P::SHARE_A - 1) / (P::BN * P::SHARE_A);
+    count = down * across * int(call.batch);
+    first = blockIdx.x / P::CLUSTER;
+    step = gridDim.x / P::CLUSTER;
+    int all = (int(call.k) + BK - 1) / BK;
+    int begin = P::SPLIT > 1 ? all * split / P::SPLIT : 0, end = P::SPLIT > 1 ? all * (split + 1) / P::SPLIT : all;
+    k_begin = begin * BK;
+    blocks = end - begin;
+  }
+
+  /* Where tile number i starts. */
+  __device__ __forceinline__ void place(int i, int &m, int &n, int &batch) const {
+    batch = i / (down * across);
+    i -= batch * (down * across);
+    int band = i / (P::BAND * across), top = band * P::BAND, height = min(P::BAND, down - top);
+    i -= band * P::BAND * across;
+    n = i / height, m = top + i % height;
+    m = (m * P::SHARE_B + (P::SHARE_B > 1 ? share : 0)) * P::BM;
+    n = (n * P::SHARE_A + (P::SHARE_A > 1 ? share : 0)) * P::BN;
+  }
+};
+
+/* Addresses in shared memory. */
+template <class P> struct Shared {
+  uint32_t base;
+
+  __device__ __forceinline__ uint32_t a(int stage) const { return base + stage * P::A_BYTES; }
+  __device__ __forceinline__ uint32_t b(int stage) const { return base + P::AT_B + stage * P::B_BYTES; }
+  __device__ __forceinline__ uint32_t staging(int warp) const {
+    return base + P::AT_STAGING + warp * (P::BUFFERS * P::CHUNK_BYTES);
+  }
+  __device__ __forceinline__ uint32_t full(int stage) const { return base + P::AT_BARRIERS + 8 * stage; }
+  __device__ __forceinline__ uint32_t empty(int stage) const { return full(P::STAGES + stage); }
+  __device__ __forceinline__ uint32_t received() const { return full(2 * P::STAGES); }
+};
+
+/* -- the producer -------------------------------------------------------------------------------- */
+
+template <class P>
+__device__ __forceinline__ void produce(
+    const TensorMap &map_a, const TensorMap &map_b, const Tiles<P> &tiles, Shared<P> shared) {
+  Place<P::STAGES> place;
+  int blocks = ((1 << P::SHARE) - 1) << tiles.split * P::SHARE;
+  for (int i = tiles.first; i < tiles.count; i += tiles.step) {
+    int m, n, batch;
+    tiles.place(i, m, n, batch);
+    for (int block = 0, k = tiles.k_begin; block < tiles.blocks; ++block, k += BK) {
+      uint32_t full = shared.full(place.stage);
+      barrier_wait(shared.empty(place.stage), place.phase ^ 1);
+      barrier_expect(full, P::A_BYTES + P::B_BYTES);
+      OperandA<P>::load(shared.a(place.stage), map_a, full, m, k, batch, P::SHARE_A > 1 ? tiles.share : 0, blocks);
+      OperandB<P>::load(shared.b(place.stage), map_b, full, n, k, batch, P::SHARE_B > 1 ? tiles.share : 0, blocks);
+      place.next();
+    }
+  }
+}
+
+/* -- a consumer ---------------------------------------------------------------------------------- */
+
+/* An accumulator of 64 x N: two floats of row lane / 4, two of the row 8 below, for each 8 columns. */
+template <class P> using Accumulator = float[P::ROWS / 64][P::BN / 2];
+template <class P> using Finished = float[P::ROWS / 64][P::COLUMNS / 2];
+
+/* This warp is done with a stage: tell the blocks that load into it. */
+template <class P> __device__ __forceinline__ void release(Shared<P> shared, int stage, int split, int lane) {
+  if constexpr (P::SHARE > 1) {
+    if (lane < P::SHARE) barrier_arrive_there(address_in(shared.empty(stage), split * P::SHARE + lane));
+  } else {
+    if (lane == 0) barrier_arrive(shared.empty(stage));
+  }
+}
+
+/* sum = A B over the stages of a tile, at least one. While one stage is multiplied the next is waited for: a stage is
+ * released when the one after it has been started. Consumers that ping-pong take turns, since a barrier tells only the
+ * last two rounds of the ring apart. */
+template <class P>
+__device__ __forceinline__ void multiply(
+    Accumulator<P> &sum, Place<P::STAGES> &place, Shared<P> shared, const Tiles<P> &tiles, int consumer, int lane) {
+  constexpr bool TURNS = P::SCHEME == PINGPONG;
+  int top = TURNS ? 0 : consumer * P::ROWS;
+  if constexpr (TURNS) await_turn(consumer);
+  auto start = [&](bool add) {
+    barrier_wait(shared.full(place.stage), place.phase);
+    uint64_t a = OperandA<P>::describe(shared.a(place.stage) + OperandA<P>::offset(top, 0));
+    uint64_t b = OperandB<P>::describe(shared.b(place.stage));
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < BK / 16; ++step) {
+#pragma unroll
+      for (int piece = 0; piece < P::ROWS / 64; ++piece) {
+        Wgmma<P::BN>::add(sum[piece], a + OperandA<P>::offset(64 * piece, step) / 16,
+                          b + OperandB<P>::offset(0, step) / 16, add || step > 0);
+      }
+    }
+    wgmma_commit();
+  };
+  start(false);
+  int last = place.stage;
+  place.next();
+#pragma unroll 1
+  for (int block = 1; block < tiles.blocks; ++block) {
+    start(true);
+    wgmma_wait<1>();
+    release<P>(shared, last, tiles.split, lane);
+    last = place.stage;
+    place.next();
+  }
+  if constexpr (TURNS) give_turn(1 - consumer);
+  wgmma_wait<0>();
+  release<P>(shared, last, tiles.split, lane);
+}
+
+/* Add up what the blocks that split a tile have, each block its own columns: it sends what it has of the others'. */
+template <class P>
+__device__ __forceinline__ void add_up(
+    Finished<P> &total, const Accumulator<P> &sum, Shared<P> shared, const Tiles<P> &tiles) {
+  constexpr int PIECES = P::ROWS / 64, QUADS = P::COLUMNS / 8;
+  auto slot = [&](int other, int piece, int quad) { /* four floats of each thread */
+    return shared.base + P::AT_RECEIVED + (((other * PIECES + piece) * QUADS + quad) * 2 * GROUP + threadIdx.x) * 16;
+  };
+  if constexpr (P::SHARE == 1) cluster_wait(); /* all have their barriers ready */
+#pragma unroll
+  for (int part = 0; part < P::SPLIT; ++part) {
+    int rank = part * P::SHARE + tiles.share;
+    uint32_t to = address_in(slot(tiles.split - (tiles.split > part), 0, 0), rank);
+    uint32_t barrier = address_in(shared.received(), rank);
+#pragma unroll
+    for (int piece = 0; piece < PIECES; ++piece) {
+#pragma unroll
+      for (int quad = 0; quad < QUADS; ++quad) {
+        const float *mine = &sum[piece][4 * (part * QUADS + quad)];
+        if (part != tiles.split) {
+          send(to + slot(0, piece, quad) - slot(0, 0, 0), barrier, mine);
+        } else {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) total[piece][4 * quad + i] = mine[i];
+        }
+      }
+    }
+  }
+  barrier_wait(shared.received(), 0);
+#pragma unroll
+  for (int other = 0; other < P::SPLIT - 1; ++other) {
+#pragma unroll
+    for (int piece = 0; piece < PIECES; ++piece) {
+#pragma unroll
+      for (int quad = 0; quad < QUADS; ++quad) {
+        float4 theirs = read_shared(slot(other, piece, quad));
+        float *all = &total[piece][4 * quad];
+        all[0] += theirs.x, all[1] += theirs.y, all[2] += theirs.z, all[3] += theirs.w;
+      }
+    }
+  }
+}
+
+/* x, as if it were new: products with it are then made where they are used, not kept in registers that sums need. */
+__device__ __forceinline__ index_t anew(index_t x) {
+  asm volatile("" : "+l"(x));
+  return x;
+}
+
+__device__ __forceinline__ uint32_t pack(C low, C high) {
+  C pair[2] = {low, high};
+  uint32_t packed;
+  memcpy(&packed, pair, 4);
+  return packed;
+}
+
+/* Write a warp's 16 rows of a chunk to shared memory, row by row, swizzled by the width of a row. */
+template <class P>
+__device__ __forceinline__ void stage_chunk(
+    uint32_t to, const float *sum, const Call &call, Real alpha, int batch, int m, int n, int lane) {
+  constexpr int WIDTH = P::CHUNK * int(sizeof(C)), SWIZZLE = WIDTH - 16;
+  auto place = [&](int row, int column) {
+    int at = row * WIDTH + column * int(sizeof(C));
+    return to + (at ^ (at >> 3 & SWIZZLE));
+  };
+  /* This lane's first element of the chunk, and how many rows and columns there are from it on. */
+  int row = m + lane / 4, column = n + lane % 4 * 2, rows = int(call.m) - row, columns = int(call.n) - column;
+  const C *bias = BIAS ? call.bias + column * call.of_bias : nullptr;
+  const C *residual = RESIDUAL ? call.residual + call.of_residual.at(batch, row, column) : nullptr;
+  auto element = [&](int i) { /* of the accumulator */
+    int down = (i & 2) * 4, right = i / 4 * 8 + (i & 1);
+    return epilogue(
+        sum[i], alpha, [&] { return right < columns ? bias[right * anew(call.of_bias)] : C(0.f); },
+        [&] {
+          index_t at = down * anew(call.of_residual.row) + right * anew(call.of_residual.column);
+          return down < rows && right < columns ? residual[at] : C(0.f);
+        });
+  };
+#pragma unroll
+  for (int i = 0; i < P::CHUNK / 2; i += 8) {
+    if constexpr (BIAS || RESIDUAL) __syncwarp(); /* or loads for all columns would start here, and take registers */
+    if constexpr (sizeof(C) == 2) {
+      uint32_t packed[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) packed[j] = pack(element(i + 2 * j), element(i + 2 * j + 1));
+      store_matrix(place(lane % 16, 2 * i + lane / 16 * 8), packed);
+    } else {
+#pragma unroll
+      for (int j = 0; j < 8; j += 2) {
+        asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(
+                         place(lane / 4 + (j & 2) * 4, 2 * i + j / 4 * 8 + lane % 4 * 2)),
+                     "r"(__float_as_uint(element(i + j))), "r"(__float_as_uint(element(i + j + 1)))
+                     : "memory");
+      }
+    }
+  }
+}
+
+/* Write a staged chunk to C element by element. */
+template <class P>
+__device__ __forceinline__ void write_chunk(uint32_t from, const Call &call, int batch, int m, int n, int lane) {
+  constexpr int WIDTH = P::CHUNK * int(sizeof(C)), SWIZZLE = WIDTH - 16;
+#pragma unroll 1
+  for (int i = lane; i < 16 * P::CHUNK; i += 32) {
+    int row = i / P::CHUNK, column = i % P::CHUNK, at = i * int(sizeof(C));
+    if (m + row < call.m && n + column < call.n) {
+      call.c[call.of_c.at(batch, m + row, n + column)] =
+          *reinterpret_cast<const C *>(__cvta_shared_to_generic(from + (at ^ (at >> 3 & SWIZZLE))));
+    }
+  }
+}
+
+/* Finish a consumer's rows, from row m and column n of C on, and store them. */
+template <class P>
+__device__ __forceinline__ void finish(
+    const Finished<P> &sum, const TensorMap &map_c, const Call &call, bool direct, uint32_t staging, int batch, int m,
+    int n) {
+  int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+  Real alpha = scale(call.alpha);
+#pragma unroll
+  for (int piece = 0; piece < P::ROWS / 64; ++piece) {
+    int row = m + piece * 64 + warp * 16;
+#pragma unroll
+    for (int column = 0; column < P::COLUMNS; column += P::CHUNK) {
+      int number = piece * (P::COLUMNS / P::CHUNK) + column / P::CHUNK;
+      uint32_t chunk = staging + number % P::BUFFERS * P::CHUNK_BYTES;
+      if (lane == 0) { /* until the buffer is free: of an odd number of chunks the last is in the first buffer, too */
+        if (number == 0 && P::CHUNKS % 2) {
+          store_wait<0>();
+        } else {
+          store_wait<P::BUFFERS - 1>();
+        }
+      }
+      __syncwarp();
+      stage_chunk<P>(chunk, &sum[piece][column / 2], call, alpha, batch, row, n + column, lane);
+      if (direct) {
+        __syncwarp();
+        write_chunk<P>(chunk, call, batch, row, n + column, lane);
+      } else {
+        fence_copies();
+        __syncwarp();
+        if (lane == 0) store_box(map_c, chunk, n + column, row, batch);
+      }
+    }
+  }
+}
+
+template <class P>
+__device__ __forceinline__ void consume(
+    const TensorMap &map_c, const Call &call, bool direct, const Tiles<P> &tiles, Shared<P> shared, int consumer) {
+  int lane = threadIdx.x % 32;
+  uint32_t staging = shared.staging(consumer * 4 + threadIdx.x / 32 % 4);
+  Place<P::STAGES> place;
+  int first = tiles.first, step = tiles.step, top = 0;
+  if constexpr (P::SCHEME == COOPERATIVE) {
+    top = consumer * P::ROWS;
+  } else { /* every other tile, and none of the stages of those between */
+    if (consumer == 1) place.skip(tiles.blocks), give_turn(0);
+    first += consumer * tiles.step, step *= 2;
+  }
+  for (int i = first; i < tiles.count; i += step) {
+    Accumulator<P> sum;
+    int m, n, batch;
+    multiply<P>(sum, place, shared, tiles, consumer, lane);
+    if constexpr (P::SCHEME == PINGPONG) place.skip(tiles.blocks);
+    tiles.place(i, m, n, batch);
+    if constexpr (P::SPLIT > 1) {
+      Finished<P> total;
+      add_up<P>(total, sum, shared, tiles);
+      finish<P>(total, map_c, call, direct, staging, batch, m + top, n + tiles.split * P::COLUMNS);
+    } else {
+      finish<P>(sum, map_c, call, direct, staging, batch, m + top, n);
+    }
+  }
+  if (lane == 0) store_wait<0>();
+}
+
+/* -- the kernel ---------------------------------------------------------------------------------- */
+
+/* One call, by as many blocks as fit; with SPLIT, by a cluster a tile. `direct`: C has no tensor map, and map_c is any.
+ * K is above BK * (SPLIT - 1); M, N and K are ints. */
+template <class P>
+__device__ __forceinline__ void gemm(
+    const TensorMap &map_a, const TensorMap &map_b, const TensorMap &map_c, bool direct, const Call &call) {
+  extern __shared__ __align__(1024) uint8_t memory[];
+  Shared<P> shared{shared_address(memory)};
+  Tiles<P> tiles(call);
+  if (threadIdx.x == 2 * GROUP) prefetch(map_a), prefetch(map_b), prefetch(map_c);
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < P::STAGES; ++stage) {
+      barrier_init(shared.full(stage), 1);
+      barrier_init(shared.empty(stage), P::READERS * P::SHARE);
+    }
+    if constexpr (P::SPLIT > 1) barrier_init(shared.received(), 1), barrier_expect(shared.received(), P::RECEIVED);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  __syncthreads();
+  if constexpr (P::CLUSTER > 1) cluster_arrive();
+  if constexpr (P::SHARE > 1) cluster_wait(); /* the others load into this block's ring, and arrive at its barriers */
+  wait_for_previous();
+  start_next();
+
+  int group = __shfl_sync(0xffffffff, threadIdx.x / GROUP, 0);
+  if (group == 2) {
+    give_registers<PRODUCER_REGISTERS>();
+    if (threadIdx.x == 2 * GROUP) produce<P>(map_a, map_b, tiles, shared);
+    __syncwarp();
+  } else {
+    take_registers<CONSUMER_REGISTERS>();
+    consume<P>(map_c, call, direct, tiles, shared, group);
+  }
+  /* no block leaves while another may still arrive at its barriers */
+  if constexpr (P::SHARE > 1) cluster_arrive(), cluster_wait();
+}
+
+}  // namespace hopper
+
+#define HOPPER(NAME, ...)                                                                                     \
+  extern "C" __global__ void __launch_bounds__(hopper::THREADS, 1) NAME(                                      \
+      const __grid_constant__ hopper::TensorMap map_a, const __grid_constant__ hopper::TensorMap map_b,       \
+      const __grid_constant__ hopper::TensorMap map_c, int direct, CALL_PARAMETERS) {                         \
+    hopper::gemm<hopper::Plan<__VA_ARGS__>>(map_a, map_b, map_c, direct, CALL);                                \
+  }

@@ -1,0 +1,86 @@
+/* GEMM of a few rows on Hopper (sm_90a): skinny.cuh with bulk tensor copies and wgmma, whose primitives hopper.cuh has.
+ *
+ * wgmma multiplies 64 x TOKENS tiles: the 64 are columns of op(B), TOKENS the rows of A. A block is ROWS / 64 warp
+ * groups that multiply, and one more warp whose first thread keeps the ring filled.
+ */
+
+namespace skinny {
+
+/* sum += 64 x 16 weights times 16 x TOKENS tokens, of these descriptors; generated for each kernel's TOKENS. */
+template <int TOKENS> __device__ void wgmma(float (&sum)[TOKENS / 2], uint64_t weights, uint64_t tokens);
+
+template <int TOKENS, int ROWS, int SPLIT, int STAGES>
+__device__ __forceinline__ void multiply_few(
+    const hopper::TensorMap &map_a, const hopper::TensorMap &map_b, const Call &call) {
+  using namespace hopper;
+  using Weights = Operand<TRANS_B, ROWS, 1>;
+  using Tokens = Operand<true, TOKENS, 1>;
+  constexpr int ROW = BK * int(sizeof(A)), GROUPS = ROWS / 64, BYTES = (ROWS + TOKENS) * ROW; /* of a stage */
+  extern __shared__ __align__(1024) unsigned char memory[];
+  float *sums = reinterpret_cast<float *>(memory); /* [TOKENS][PITCH<ROWS>], once the ring is done */
+  uint32_t ring = shared_address(memory), barriers = ring + STAGES * BYTES;
+  auto full = [&](int stage) { return barriers + 8 * stage; };
+  auto empty = [&](int stage) { return barriers + 8 * (STAGES + stage); };
+
+  skinny::Place<ROWS, SPLIT, BK> place(call);
+  int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < STAGES; ++stage) {
+      barrier_init(full(stage), 1);
+      barrier_init(empty(stage), 4 * GROUPS);
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  __syncthreads();
+  wait_for_previous();
+  start_next();
+
+  hopper::Place<STAGES> now;
+  if (warp == 4 * GROUPS) {
+    if (lane == 0) {
+      for (int tile = 0; tile < place.count; ++tile, now.next()) {
+        uint32_t to = ring + now.stage * BYTES, k = (place.begin + tile) * BK;
+        barrier_wait(empty(now.stage), now.phase ^ 1);
+        barrier_expect(full(now.stage), BYTES);
+        Weights::load(to, map_b, full(now.stage), place.first, k, place.batch, 0, 0);
+        Tokens::load(to + ROWS * ROW, map_a, full(now.stage), 0, k, place.batch, 0, 0);
+      }
+    }
+    __syncwarp();
+    __syncthreads(); /* as the other warps do */
+  } else {
+    int group = warp / 4;
+    float sum[TOKENS / 2] = {};
+    for (int tile = 0, last = 0; tile < place.count; ++tile, last = now.stage, now.next()) {
+      barrier_wait(full(now.stage), now.phase);
+      uint32_t from = ring + now.stage * BYTES;
+      uint64_t weights = Weights::describe(from + Weights::offset(group * 64, 0));
+      uint64_t tokens = Tokens::describe(from + ROWS * ROW);
+      wgmma_fence();
+#pragma unroll
+      for (int step = 0; step < BK / 16; ++step) {
+        wgmma<TOKENS>(sum, weights + Weights::offset(0, step) / 16, tokens + Tokens::offset(0, step) / 16);
+      }
+      wgmma_commit();
+      wgmma_wait<1>(); /* the tile before is done with */
+      if (tile > 0 && lane == 0) barrier_arrive(empty(last));
+    }
+    wgmma_wait<0>();
+    __syncthreads(); /* nobody reads the ring any more */
+#pragma unroll
+    for (int i = 0; i < TOKENS / 2; ++i) {
+      int m = i / 4 * 8 + lane % 4 * 2 + i % 2, n = warp * 16 + lane / 4 + i / 2 % 2 * 8;
+      sums[m * PITCH<ROWS> + n] = sum[i];
+    }
+  }
+  skinny::finish<TOKENS, ROWS, SPLIT, 1>(call, sums, place);
+}
+
+}  // namespace skinny
+
+#define SKINNY_HOPPER(TOKENS, ROWS, SPLIT, STAGES)                                                       \
+  extern "C" __global__ void __launch_bounds__(2 * ROWS + 32)                                            \
+      skinny_##TOKENS(const __grid_constant__ hopper::TensorMap map_a,                                   \
+                      const __grid_constant__ hopper::TensorMap map_b, CALL_PARAMETERS) {                \
+    skinny::multiply_few<TOKENS, ROWS, SPLIT, STAGES>(map_a, map_b, CALL);                               \
+  }

@@ -1,0 +1,121 @@
+"""The schedule of gemm on Hopper's tensor cores: what it serves, and by which plans."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+
+from tlhub.specs import Config, DeviceFacts, Problem, Schedule
+from tlhub_gemm import skinny
+from tlhub_gemm.hopper_plan import Plan
+
+_PLANS = tuple(
+    Plan.parse(text)
+    for text in (
+        "coop-128x256 coop-128x256-b2 coop-256x128 coop-256x128-a2 coop-128x192 coop-128x64 coop-128x64-k2 "
+        "coop-128x96-k2 coop-128x128-k2 coop-128x160-k2 "
+        "ping-128x128 ping-128x160 ping-128x192 ping-128x192-b2 ping-64x128"
+    ).split()
+)
+"""The plans worth considering; the first of equals is chosen."""
+
+_MOST_SUMS = 128  # of a thread, beside an epilogue
+
+_EXTENTS = (128, 512, 2048, 8192)
+"""Extents that stand for those of a symbolic dim."""
+
+_MOST_PLANS = 4
+_LEAST_GAIN = 0.005  # of the time, by which a further plan for symbolic dims has to pay
+
+_ARCH = "cuda:sm_90a"
+_OUT = ("float16", "bfloat16", "float32")
+
+
+def supports(problem: Problem, facts: DeviceFacts) -> str | None:
+    """Return why the schedule does not serve *problem*, or None."""
+    option = problem.option
+    if facts.arch != _ARCH:
+        return f"it is for {_ARCH}, and this is {facts.arch}"
+    if option["tensor_core"] is False:
+        return "tensor_core=False, and this schedule uses them"
+    if problem.dtype not in ("float16", "bfloat16"):
+        return f"it multiplies float16 and bfloat16, not {problem.dtype}"
+    if option["accum"] != "float32":
+        return f"accum={option['accum']!r}; tensor cores add up in 'float32' here"
+    if option["out_dtype"] not in _OUT:
+        return f"out_dtype={option['out_dtype']!r}; it writes {', '.join(_OUT)}"
+    return None
+
+
+def configs(problem: Problem, facts: DeviceFacts) -> Sequence[Config]:
+    """Return the configs worth trying, the best guess first.
+
+    ``plans``: what a binary can do, as ``Plan`` writes it, of which each call takes the cheapest. A problem whose dims
+    are all known has one plan; symbolic dims have the few that serve all extents well, and kernels for few rows.
+    """
+    symbolic = any(isinstance(extent, str) for extent in problem.dim.values())
+    if not symbolic:
+        costs = {plan: _cost(plan, problem, {}, facts) for plan in _plans(problem)}
+        return [{"plans": str(plan)} for plan in sorted(costs, key=costs.__getitem__)[:6]]
+    few = skinny.config(problem, facts) if _few_rows(problem, facts) else {}
+    return [{"plans": " ".join(map(str, _cover(problem, facts))), **few}]
+
+
+def _plans(problem: Problem) -> tuple[Plan, ...]:
+    """Return the plans worth considering: with many sums there are registers for a plain epilogue only."""
+    option = problem.option
+    plain = option["epilogue"] == "none" and not option["bias"] and not option["residual"]
+    return _PLANS if plain else tuple(plan for plan in _PLANS if plan.sums <= _MOST_SUMS)
+
+
+def _few_rows(problem: Problem, facts: DeviceFacts) -> bool:
+    """Tell whether calls of *problem* may have so few rows that others kernels than these are for them."""
+    return isinstance(problem.dim["M"], str) and skinny.serves(problem, facts) is None
+
+
+def _cover(problem: Problem, facts: DeviceFacts) -> list[Plan]:
+    """Return the plans that together serve all extents of symbolic dims well, chosen one by one."""
+    symbols = sorted({extent for extent in problem.dim.values() if isinstance(extent, str)})
+    cases = [dict(zip(symbols, extents, strict=True)) for extents in product(_EXTENTS, repeat=len(symbols))]
+    costs = {plan: [_cost(plan, problem, case, facts) for case in cases] for plan in _plans(problem)}
+    least = [min(column) for column in zip(*costs.values(), strict=True)]
+
+    def loss(plans: Sequence[Plan]) -> float:
+        taken = (min(column) for column in zip(*(costs[plan] for plan in plans), strict=True))
+        return sum(cost / best for cost, best in zip(taken, least, strict=True)) / len(cases)
+
+    chosen: list[Plan] = []
+    while len(chosen) < _MOST_PLANS:
+        plan = min(costs, key=lambda p: loss([*chosen, p]))
+        if chosen and loss(chosen) - loss([*chosen, plan]) < _LEAST_GAIN:
+            break
+        chosen.append(plan)
+    return chosen
+
+
+def _cost(plan: Plan, problem: Problem, case: Mapping[str, int], facts: DeviceFacts) -> int:
+    """Return the cost of *problem* with *case* for its symbols."""
+    b, m, n, k = (case.get(e, 1) if isinstance(e, str) else e for e in problem.dim.values())
+    return plan.cost(b, m, n, k, trans_b=bool(problem.option["trans_b"]), processors=facts.cores)
+
+
+HOPPER = Schedule(
+    name="hopper",
+    kernel="gemm",
+    kernel_revision=1,
+    revision=1,
+    targets=("cuda",),
+    toolchain="cuda",
+    program="tlhub_gemm.hopper_program:program",
+    supports=supports,
+    configs=configs,
+    sources=(
+        "tlhub_gemm.hopper_program",
+        "tlhub_gemm.hopper_plan",
+        "tlhub_gemm/cuda/align.cuh",
+        *skinny.SKINNY.sources,
+    ),
+    priority=20,
+    experimental=True,
+    doc="TMA and wgmma, persistent, cooperative or ping-pong consumers; any size, strides that TMA takes",
+)

@@ -1,0 +1,193 @@
+"""The program of gemm on Hopper's tensor cores: a kernel for each plan, and the CUDA cores for what they leave."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from tlhub.build.program import Branch, CudaProgram, Expression, Launch, Parameter, TensorMap
+from tlhub.specs import DTYPES, Config, Problem
+from tlhub_gemm import cuda_code, simt_program, skinny_program
+from tlhub_gemm.hopper_plan import BLOCK, DEPTH, ITEM, Plan
+
+_SMALL = " && ".join(f"{dim} < 0x7ffff000" for dim in "MNK")  # they are ints in the kernel
+_ALIGNMENT = 16  # bytes, of addresses and strides in tensor maps
+
+
+FILES = ("hopper.cuh", "align.cuh")
+"""The files of cuda/ that the kernels are in."""
+
+
+def program(problem: Problem, config: Config, arch: str) -> CudaProgram:
+    """Return the program: kernels of ``plans``, kernels for few rows if *config* has some, and the CUDA cores'."""
+    chosen = plans(config)
+    few = skinny_program.tiles(config)
+    files = dict.fromkeys((*FILES, *(skinny_program.files(arch) if few else ()), *simt_program.FILES))
+    source = (
+        cuda_code.source(problem, *files) + skinny_program.kernels(problem, config, arch) + kernels(problem, chosen)
+    )
+    served = (
+        *skinny_program.branches(problem, config, arch),
+        *branches(problem, chosen),
+        *simt_program.branches(problem),
+    )
+    return CudaProgram(source, served)
+
+
+def plans(config: Config) -> tuple[Plan, ...]:
+    """Return the plans that a config names. Raises BuildError."""
+    return tuple(Plan.parse(text) for text in str(config["plans"]).split())
+
+
+def kernels(problem: Problem, plans: Sequence[Plan]) -> str:
+    """Return the source of a kernel for each plan, to follow that of ``FILES``."""
+    columns = sorted({plan.columns for plan in plans})
+    return "\n".join([*map(_wgmma, columns), *(_instance(problem, plan) for plan in plans), ""])
+
+
+def _wgmma(columns: int) -> str:
+    """Return hopper.cuh's Wgmma for *columns*: an instruction that has a register for each float of the sum."""
+    count = columns // 2
+    sums = ", ".join(f"%{i}" for i in range(count))
+    operands = ", ".join(f'"+f"(sum[{i}])' for i in range(count))
+    a, b, add, trans_a, trans_b = (f"%{count + i}" for i in range(5))
+    return f"""
+template <> struct hopper::Wgmma<{columns}> {{
+  static __device__ __forceinline__ void add(float (&sum)[{count}], uint64_t a, uint64_t b, int add) {{
+    asm volatile(
+        "{{\\n.reg .pred add;\\nsetp.ne.b32 add, {add}, 0;\\n"
+        "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32." PTX_A "." PTX_A
+        " {{{sums}}}, {a}, {b}, add, 1, 1, {trans_a}, {trans_b};\\n}}"
+        : {operands}
+        : "l"(a), "l"(b), "r"(add), "n"(TRANS_A), "n"(!TRANS_B));
+  }}
+}};
+"""
+
+
+def branches(problem: Problem, plans: Sequence[Plan]) -> tuple[Branch, ...]:
+    """Return the branches: the cheapest plan on arrays as they are, where tensor maps can be made of them all, else
+    storing c element by element, else on copies of the operands in scratch memory."""
+    prices = [plan.price(bool(problem.option["trans_b"])) for plan in plans]
+    chosen = {
+        plan: " && ".join([f"K > {plan.least_k}", _SMALL, *(f"{prices[i]} <= {other}" for other in prices[i + 1 :])])
+        for i, plan in enumerate(plans)
+    }
+    a, b, c = (_Array.of(problem, name) for name in "abc")
+    near, far = a.copied("0"), b.copied(a.missing())
+    scratch = f"{a.missing()} + {b.missing()}"
+    return (
+        *(
+            Branch((_gemm(problem, p, a, b, c),), f"{when} && {a.fits} && {b.fits} && {c.fits}")
+            for p, when in chosen.items()
+        ),
+        *(Branch((_gemm(problem, p, a, b),), f"{when} && {a.fits} && {b.fits}") for p, when in chosen.items()),
+        *(Branch((_align(problem, a, b), _gemm(problem, p, near, far)), when, scratch) for p, when in chosen.items()),
+    )
+
+
+class _Array(NamedTuple):
+    """An array as a tensor map takes it: C expressions of its address, and its strides of rows and batches in bytes.
+
+    ``fits``: the condition that it is so.
+    """
+
+    name: str
+    fits: str
+    address: str
+    strides: tuple[Expression, ...]
+
+    @classmethod
+    def of(cls, problem: Problem, name: str) -> _Array:
+        """Return an array of the call where it is."""
+        found = cuda_code.tensor_map(problem, name, (1, 1))
+        return cls(name, f"({cuda_code.mappable(problem, name, _ALIGNMENT)})", found.address, found.strides)
+
+    @property
+    def pitch(self) -> str:
+        """Bytes of a row of a copy."""
+        return f"CEIL_DIV(EXTENT({self.name}, 2) * {ITEM}, {_ALIGNMENT}) * {_ALIGNMENT}"
+
+    def missing(self) -> str:
+        """Return the bytes of the copy that is needed, 0 where none is."""
+        return f"({self.fits} ? 0 : CEIL_DIV({self.pitch} * EXTENT({self.name}, 1) * B, 256) * 256)"
+
+    def copied(self, at: str) -> _Array:
+        """Return the array, or where it does not fit its copy, *at* so many bytes into the scratch memory."""
+        row, batch = self.pitch, f"{self.pitch} * EXTENT({self.name}, 1)"
+        steps = (f"({self.fits} ? {s} : {c})" for s, c in zip(self.strides, (row, batch), strict=True))
+        return _Array(self.name, "1", f"({self.fits} ? {self.address} : {_room(at)})", tuple(steps))
+
+    def map(self, problem: Problem, box: tuple[int, int], item: int) -> TensorMap:
+        """Return a tensor map with boxes of (columns, rows) that are swizzled by their width."""
+        made = cuda_code.tensor_map(problem, self.name, box)
+        return replace(made, address=self.address, strides=self.strides, swizzle=box[0] * item)
+
+
+def _room(at: str) -> str:
+    return f"(void *)((char *)WORKSPACE + {at})"
+
+
+def _name(plan: Plan) -> str:
+    return "hopper_" + str(plan).replace("-", "_")
+
+
+def _item(problem: Problem) -> int:
+    """Return the bytes of an element of c."""
+    return DTYPES[dict(problem.dtypes)["c"]][1] // 8
+
+
+def _instance(problem: Problem, plan: Plan) -> str:
+    scheme = "hopper::PINGPONG" if plan.ping else "hopper::COOPERATIVE"
+    numbers = (plan.rows, plan.columns, plan.stages(_item(problem)), plan.share_a, plan.share_b, plan.split, plan.band)
+    return f"HOPPER({_name(plan)}, {scheme}, {', '.join(map(str, numbers))})"
+
+
+def _gemm(problem: Problem, plan: Plan, a: _Array, b: _Array, c: _Array | None = None) -> Launch:
+    """Return the launch of *plan*; without *c* it stores element by element."""
+    tiles = f"B * CEIL_DIV(M, {plan.rows * plan.share_b}) * CEIL_DIV(N, {plan.columns * plan.share_a})"
+    if plan.split == 1:  # as many clusters as fit, and no more than there are tiles
+        fit = f"(SMS / {plan.cluster})"
+        tiles = f"({tiles} < {fit} ? {tiles} : {fit})"
+    trans_a, trans_b = problem.option["trans_a"], problem.option["trans_b"]
+    item = _item(problem)
+    return Launch(
+        kernel=_name(plan),
+        grid=(f"{tiles} * {plan.cluster}", 1, 1),
+        block=(BLOCK, 1, 1),
+        parameters=(
+            a.map(problem, _box(not trans_a, plan.rows, plan.share_a), ITEM),
+            b.map(problem, _box(bool(trans_b), plan.columns, plan.share_b), ITEM),
+            (c or a).map(problem, (plan.chunk(item), 16), item),
+            Parameter("int", int(c is None)),
+            *cuda_code.parameters(problem),
+        ),
+        shared=plan.shared(item),
+        cluster=(plan.cluster, 1, 1),
+        programmatic=True,
+    )
+
+
+def _box(along_k: bool, extent: int, parts: int) -> tuple[int, int]:
+    """Return the box of one of *parts* of an operand's tile, *extent* along M or N."""
+    return (DEPTH, extent // parts) if along_k else (64 if extent % 64 == 0 else 32, DEPTH // parts)
+
+
+def _align(problem: Problem, a: _Array, b: _Array) -> Launch:
+    """Return the launch that copies those of *a* and *b* that do not fit."""
+
+    def operand(array: _Array, at: str) -> tuple[Parameter, ...]:
+        name = array.name
+        steps = (f"STRIDE({name}, {dim})" for dim in range(3))
+        extents = (f"EXTENT({name}, {dim})" for dim in (1, 2))
+        to = f"({array.fits} ? (void *)0 : {_room(at)})"
+        return (
+            Parameter("void *", array.address),
+            *(Parameter("int64_t", step) for step in steps),
+            Parameter("void *", to),
+            *(Parameter("int64_t", extent) for extent in extents),
+        )
+
+    parameters = (Parameter("int64_t", "B"), *operand(a, "0"), *operand(b, a.missing()))
+    return Launch("align_operands", ("SMS * 8", 1, 1), (256, 1, 1), parameters)

@@ -1,0 +1,104 @@
+"""benchmarks/certify.py, on the device that is here: what it proves, and that one fault costs one problem."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tlhub import catalog, certificates, sources
+from tlhub.workload import Item
+
+SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "certify.py"
+ONE = '[[problem]]\nkernel = "gemm"\nshape = [33, 17, 65]\ndtype = "{}"\nschedule = "cpu_blocked"\n'
+
+
+@pytest.fixture(scope="module")
+def certify() -> Any:
+    spec = importlib.util.spec_from_file_location("certify", SCRIPT)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def run(*words: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, SCRIPT, *words]
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300, check=False)
+
+
+def test_a_certificate_is_what_was_measured_and_a_fault_leaves_none(tmp_path: Path) -> None:
+    good, both, store, out = tmp_path / "good.toml", tmp_path / "both.toml", tmp_path / "store", tmp_path / "out"
+    good.write_text(ONE.format("float32"))
+    both.write_text(ONE.format("float64") + ONE.format("float32"))
+    built = run("prebuild", "--store", store, "--workload", good)
+    assert built.returncode == 0 and built.stdout.startswith("built"), built.stderr
+    failed = run("run", "--store", store, "--workload", both, "--out", out)
+    assert failed.returncode == 1 and not out.exists(), failed.stderr
+    assert "33x17x65 float64: FAILED: NotPrebuilt" in failed.stdout
+    assert "33x17x65 float32: error 0.0" in failed.stdout, "the next problem is measured all the same"
+    done = run("run", "gemm/cpu_blocked", "--store", store, "--workload", good, "--out", out)
+    assert done.returncode == 0, done.stdout + done.stderr
+    document = json.loads((out / "gemm-cpu_blocked.json").read_text("utf-8"))
+    found = certificates.Certificate(**document)
+    schedule = next(s for s in catalog.load().schedules["gemm"] if s.name == "cpu_blocked")
+    assert (found.revision, found.source_digest) == (schedule.revision, sources.digest(schedule))
+    (row,) = found.problems
+    assert row["dims"] == {"B": 1, "M": 33, "N": 17, "K": 65} and row["peer"] == "numpy"
+    assert 0 < row["error"] <= 1 and row["seconds"] > 0 and row["ratio"] > 0
+
+
+def test_the_plan_is_every_problem_of_the_schedules_that_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "w.toml"
+    path.write_text(ONE.format("float64") + ONE.format("float32"))
+    assert "gemm/cpu_blocked: 2 problems\n  33x17x65 float64\n" in run("plan", "--workload", path).stdout
+    nothing = run("plan", "other", "--workload", path)
+    assert nothing.returncode == 2 and "no problem of other" in nothing.stderr
+    path.write_text(ONE.format("float31"))
+    wrong = run("plan", "--workload", path)
+    assert wrong.returncode == 1 and "problem 1" in wrong.stderr and "float31" in wrong.stderr
+
+
+CHILD = """
+import json, os, sys, time
+pipe = os.fdopen(int(sys.argv[2]), "w", buffering=1)
+for item in json.load(sys.stdin):
+    if item["kernel"] == "dies":
+        os._exit(3)
+    if item["kernel"] == "hangs":
+        time.sleep(60)
+    row = {"fault": "wrong"} if item["kernel"] == "wrong" else {"error": 0, "pid": os.getpid()}
+    pipe.write(json.dumps(row) + "\\n")
+    if item["kernel"] == "wrong":
+        break
+"""
+
+
+def test_what_dies_hangs_or_is_wrong_costs_one_problem(
+    certify: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "child.py").write_text(CHILD)
+    monkeypatch.setattr(certify, "__file__", str(tmp_path / "child.py"))
+    monkeypatch.setattr(certify, "PATIENCE", 3.0)
+    kinds = ("good", "good", "dies", "good", "wrong", "good", "hangs")
+    rows = list(certify.measured([Item(kind, (1,), "float32", {}) for kind in kinds]))
+    assert [row.get("fault") for row in rows] == [
+        None, None, "its process ended with 3", None, "wrong", None, "no answer in 3 s",
+    ]  # fmt: skip
+    assert rows[0]["pid"] == rows[1]["pid"] != rows[3]["pid"] != rows[5]["pid"]
+
+
+def test_the_data_of_the_cases(certify: Any) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((5, 7)).astype("float32")
+    gaps = certify.with_gaps({"x": x, "i": np.arange(6, dtype="int8").reshape(2, 3)}, rng)
+    assert (gaps["x"] == x).all() and gaps["x"].strides == (60, 4) and np.isnan(gaps["x"].base[:, 7:]).all()
+    assert gaps["i"].tolist() == [[0, 1, 2], [3, 4, 5]] and (gaps["i"].base[:, 3:] == 1).all()
+    special = certify.with_specials({"x": x.copy(), "e": np.ones((0, 4), "float16")}, rng)
+    assert not np.isfinite(special["x"]).all() and (special["x"] != x).sum() <= 3

@@ -1,0 +1,289 @@
+"""Gemm on Hopper's tensor cores: what is served, by which plans, what they compile to, and what a call launches."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+from pathlib import Path
+
+import cuda_lab
+import pytest
+from cuda_lab import Array, number
+
+from tlhub import problem
+from tlhub.errors import BuildError
+from tlhub.specs import DeviceFacts
+from tlhub_cuda import nvcc
+from tlhub_gemm import hopper_program
+from tlhub_gemm.contract import GEMM
+from tlhub_gemm.hopper import HOPPER
+from tlhub_gemm.hopper_plan import Plan
+
+H200 = DeviceFacts("cuda:sm_90a", "an H200", cores=132, shared_memory=227 * 1024)
+ALL = {"epilogue": "gelu", "bias": True, "residual": True}
+SCHEMES = "coop-128x256-b2 ping-128x192 coop-128x64-k2"
+OTHERS = "coop-256x128 coop-128x96-k2 ping-128x128"
+
+
+def make(m=4096, n=4096, k=4096, dtype="float16", **options):
+    return problem.make(GEMM, (m, n, k), dtype, options)
+
+
+def plans(made, at=0):
+    return str(HOPPER.configs(made, H200)[at]["plans"]).split()
+
+
+# -- what it serves ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("out", ["float16", "bfloat16", "float32"])
+def test_16_bit_floats_are_served_in_any_layout(dtype, out):
+    for trans in range(4):
+        made = make(dtype=dtype, out_dtype=out, trans_a=bool(trans & 1), trans_b=bool(trans & 2), **ALL)
+        assert HOPPER.supports(made, H200) is None
+    assert HOPPER.supports(make("M", "N", "K", tensor_core=True), H200) is None
+
+
+@pytest.mark.parametrize(
+    ("made", "arch", "reason"),
+    [
+        (make(), "cuda:sm_90", "it is for cuda:sm_90a, and this is cuda:sm_90"),
+        (make(), "cuda:sm_100a", "cuda:sm_100a"),
+        (make(tensor_core=False), "cuda:sm_90a", "tensor_core=False"),
+        (make(dtype="float32"), "cuda:sm_90a", "not float32"),
+        (make(dtype="float8_e4m3fn"), "cuda:sm_90a", "not float8_e4m3fn"),
+        (make(accum="float64"), "cuda:sm_90a", "accum='float64'"),
+        (make(accum="float16"), "cuda:sm_90a", "accum='float16'"),
+        (make(out_dtype="float8_e5m2"), "cuda:sm_90a", "out_dtype='float8_e5m2'"),
+    ],
+)
+def test_the_rest_is_left_to_others_with_the_reason(made, arch, reason):
+    assert reason in HOPPER.supports(made, DeviceFacts(arch, "a GPU"))
+
+
+# -- plans -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "plan"),
+    [
+        # what was the fastest on an H200, or within 2 % of it
+        ((1024, 1024, 1024), "coop-128x64"),  # as many tiles as SMs, almost
+        ((2048, 2048, 2048), "ping-128x128"),
+        ((4096, 4096, 4096), "coop-128x256"),
+        ((8192, 8192, 8192), "ping-128x192"),
+        ((128, 4096, 4096), "coop-128x64-k2"),  # too few tiles without a split
+        ((128, 6144, 4096), "coop-128x96-k2"),
+        ((128, 8192, 28672), "coop-128x128-k2"),
+        ((128, 10240, 8192), "coop-128x160-k2"),
+        ((512, 10240, 8192), "ping-128x160"),  # 256 tiles are two waves of 128
+        ((512, 57344, 8192), "coop-128x256"),  # where b lies along N, boxes for 160 columns are narrow
+        ((512, 4096, 14336), "ping-128x128"),
+    ],
+)
+def test_the_model_chooses_what_was_measured_to_be_fast(shape, plan):
+    assert plans(make(*shape))[0].removesuffix("-b2") == plan
+
+
+def test_operands_are_shared_where_a_call_has_many_stages():
+    assert "-b2" in plans(make(16384, 16384, 16384))[0]
+    assert "-b2" not in plans(make(2048, 2048, 16384))[0]
+
+
+def test_no_plan_splits_k_further_than_it_goes():
+    assert Plan.parse("coop-128x64-k2").least_k == 64
+    tried = {plan for k in (1, 64) for at in range(6) for plan in plans(make(128, 4096, k), at)}
+    assert tried and not any("-k" in plan for plan in tried)
+    assert any("-k" in plan for at in range(6) for plan in plans(make(128, 4096, 65), at))
+
+
+def test_an_epilogue_leaves_no_registers_for_large_tiles_of_one_consumer():
+    assert Plan.parse("ping-128x192").sums == 192 and Plan.parse("coop-128x256").sums == 128
+    for options in ({"epilogue": "silu"}, {"bias": True}, {"residual": True}):
+        made = make(8192, 8192, 8192, **options)
+        assert all(Plan.parse(plan).sums <= 128 for at in range(6) for plan in plans(made, at))
+
+
+def test_symbolic_rows_have_a_few_plans_and_kernels_for_few_rows():
+    (config,) = HOPPER.configs(make("M"), H200)
+    assert {"coop-128x64-k2", "ping-128x128"} <= set(plans(make("M"))) and len(plans(make("M"))) <= 4
+    assert {"skinny_8", "skinny_16", "skinny_32", "skinny_64"} <= set(config)
+    (config,) = HOPPER.configs(make("M", trans_a=True), H200)
+    assert set(config) == {"plans"}  # those for few rows read a along K
+    (config,) = HOPPER.configs(make(4096, "N"), H200)
+    assert set(config) == {"plans"}
+
+
+@pytest.mark.parametrize("item", [2, 4])
+def test_every_plan_has_room_for_a_ring(item):
+    tried = {
+        plan for n in (1000, 4096, 10240) for m in (128, 4096) for at in range(6) for plan in plans(make(m, n), at)
+    }
+    assert len(tried) > 8
+    for plan in map(Plan.parse, sorted(tried)):
+        assert plan.stages(item) >= 3 and plan.shared(item) <= 227 * 1024
+
+
+def test_a_plan_is_written_as_it_is_read():
+    for text in ("coop-128x256-b2", "ping-64x128", "coop-128x96-a2-k2"):
+        assert str(Plan.parse(text)) == text
+    assert Plan.parse("coop-128x96-a2-k2") == Plan(False, 128, 96, share_a=2, split=2)
+    with pytest.raises(BuildError, match="'coop-128' is no plan; it is coop or ping, a tile"):
+        Plan.parse("coop-128")
+
+
+# -- what they compile to ----------------------------------------------------------------------------
+
+
+@functools.cache
+def build(texts, dtype="float16", **options):
+    """Build a binary with all dims symbolic."""
+    return cuda_lab.build(
+        HOPPER.program, GEMM, ("B", "M", "N", "K"), dtype=dtype, config={"plans": texts}, options=options
+    )
+
+
+@pytest.mark.parametrize(
+    ("texts", "options"),
+    [
+        (SCHEMES, {}),
+        (OTHERS, {"dtype": "bfloat16", "trans_a": True, "trans_b": True, "out_dtype": "float32", **ALL}),
+        pytest.param(SCHEMES, {"dtype": "bfloat16", "trans_b": True, "out_dtype": "float32"}, marks=pytest.mark.slow),
+        pytest.param(SCHEMES, {"trans_a": True}, marks=pytest.mark.slow),
+        pytest.param(OTHERS, {"trans_b": True, **ALL, "epilogue": "silu"}, marks=pytest.mark.slow),
+        pytest.param(OTHERS, {"dtype": "bfloat16", "bias": True, "epilogue": "gelu_tanh"}, marks=pytest.mark.slow),
+    ],
+)
+def test_kernels_compile_without_spills_or_serialised_wgmma(texts, options):
+    built = build(texts, **options).built
+    assert built.warnings == ()
+    for plan in map(Plan.parse, texts.split()):
+        name = "hopper_" + str(plan).replace("-", "_")
+        assert built.resources[f"{name}.spills"] == 0
+        assert built.resources[f"{name}.registers"] == 168  # all that 384 threads have at the launch
+        assert built.resources[f"{name}.shared_memory"] == plan.shared(4 if "out_dtype" in options else 2)
+
+
+def test_wgmma_multiplies_whole_tiles_that_bulk_copies_brought():
+    folder = Path(build(SCHEMES).folder)
+    found = nvcc.find()
+    command = [found.command, "-ptx", "-gencode", "arch=compute_90a,code=compute_90a", "-std=c++17", "program.cu"]
+    subprocess.run([*command, "-o", "program.ptx"], cwd=folder, check=True, capture_output=True, timeout=100)
+    entries = (folder / "program.ptx").read_text().split(".entry ")
+    code = {entry.partition("(")[0]: entry for entry in entries}
+    for name, columns, products in (
+        ("hopper_coop_128x256_b2", 256, 2 * 4),  # four steps of 16 along K, for the first stage and for the others
+        ("hopper_ping_128x192", 192, 2 * 2 * 4),
+        ("hopper_coop_128x64_k2", 64, 2 * 4),
+    ):
+        text = code[name]
+        assert text.count(f"wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.f16.f16") == products
+        assert text.count("setmaxnreg") == 2 and text.count("wgmma.wait_group") == 2
+        assert "cp.async.bulk.tensor.3d.global.shared::cta" in text and "stmatrix" in text
+        assert ("multicast::cluster" in text) == ("b2" in name)
+        assert ("st.async.weak.shared::cluster" in text) == ("k2" in name)
+        # one barrier for all threads, at the start, and turns where consumers have them
+        assert text.count("bar.sync") == text.count("bar.arrive") // 2 + 1 == (2 if "ping" in name else 1)
+
+
+# -- a call ------------------------------------------------------------------------------------------
+
+
+def arguments(m, n, k, *, batch=None, a=None, b=None, c=None, workspace=None):
+    """Return C = A B with arrays in C order; *a*, *b* and *c* replace what their arrays have."""
+    lead = () if batch is None else (batch,)
+    return [
+        Array((*lead, m, k), **{"address": 1 << 30, "dtype": "float16", **(a or {})}),
+        Array((*lead, k, n), **{"address": 1 << 40, "dtype": "float16", **(b or {})}),
+        Array((*lead, m, n), **{"address": 1 << 45, "dtype": "float16", **(c or {})}),
+        workspace,
+        1.0,
+    ]
+
+
+def call(driver, *shape, name="main", **arrays):
+    said = driver.do(cuda_lab.call, build(SCHEMES).library, arguments(*shape, **arrays), name=name)
+    assert said.error is None
+    return said
+
+
+def test_a_call_takes_the_cheapest_plan(driver):
+    taken = set()
+    for m, n, k in ((128, 4096, 4096), (4096, 4096, 4096), (8192, 8192, 8192), (16384, 16384, 16384), (100, 1000, 64)):
+        plan = min(SCHEMES.split(), key=lambda p: Plan.parse(p).cost(1, m, n, k, trans_b=False, processors=132))
+        assert call(driver, m, n, k).launch["kernel"] == "hopper_" + plan.replace("-", "_")
+        taken.add(plan)
+    assert len(taken) >= 2
+
+
+def test_a_launch_has_as_many_clusters_as_fit(driver):
+    launch = call(driver, 128, 4096, 4096).launch
+    assert (launch["kernel"], launch["grid"], launch["cluster"]) == ("hopper_coop_128x64_k2", [128, 1, 1], [2, 1, 1])
+    assert launch["block"] == [384, 1, 1] and launch["programmatic"] == 1
+    assert launch["shared"] == Plan.parse("coop-128x64-k2").shared(2)
+    launch = call(driver, 8192, 8192, 8192).launch
+    assert (launch["kernel"], launch["grid"]) == ("hopper_ping_128x192", [132, 1, 1])
+    assert call(driver, 200, 304, 64).launch["grid"] == [4, 1, 1]  # by ping-128x192
+    assert call(driver, 200, 304, 64, batch=3).launch["grid"] == [12, 1, 1]
+
+
+def test_tensor_maps_have_the_arrays_as_they_are_stored(driver):
+    view = {"strides": (200 * 640, 640, 1)}
+    said = call(driver, 200, 304, 64, batch=2, a=view, c={"strides": (200 * 320, 320, 1)})
+    a, b, c = said.maps()[:3]
+    assert (a["address"], a["dims"], a["strides"]) == (1 << 30, [64, 200, 2], [1280, 200 * 1280])
+    assert (b["address"], b["dims"], b["strides"]) == (1 << 40, [304, 64, 2], [608, 64 * 608])
+    assert (c["address"], c["dims"], c["strides"]) == (1 << 45, [304, 200, 2], [640, 200 * 640])
+    assert (a["box"], b["box"], c["box"]) == ([64, 128, 1], [64, 64, 1], [64, 16, 1])
+    assert number(said.launch["parameters"][3], "i") == 0
+
+
+def test_blocks_that_share_b_load_a_half_each(driver):
+    said = call(driver, 16384, 16384, 16384)
+    assert said.launch["kernel"] == "hopper_coop_128x256_b2" and said.launch["cluster"] == [2, 1, 1]
+    assert [m["box"] for m in said.maps()[:3]] == [[64, 128, 1], [64, 32, 1], [64, 16, 1]]
+
+
+@pytest.mark.parametrize("c", [{"address": (1 << 45) + 2}, {"strides": (1, 200)}, {"strides": (305, 1)}])
+def test_a_c_that_has_no_tensor_map_is_written_element_by_element(driver, c):
+    said = call(driver, 200, 304, 64, c=c)
+    assert said.launch["kernel"].startswith("hopper_") and number(said.launch["parameters"][3], "i") == 1
+    assert said.maps()[2]["address"] == 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("shape", "arrays", "copied"),
+    [
+        ((200, 304, 65), {}, "a"),
+        ((200, 305, 64), {}, "b"),
+        ((200, 305, 65), {}, "ab"),
+        ((200, 304, 64), {"a": {"address": (1 << 30) + 2}}, "a"),
+        ((200, 304, 64), {"a": {"strides": (1, 200)}, "b": {"strides": (0, 1)}}, "ab"),
+        ((200, 304, 64), {"b": {"strides": (-304, 1)}}, "b"),
+    ],
+)
+def test_an_operand_that_has_no_tensor_map_is_copied_to_scratch_memory(driver, shape, arrays, copied):
+    m, n, k = shape
+    sizes = {"a": -(-k // 8) * 16 * m, "b": -(-n // 8) * 16 * k}
+    needed = sum(-(-sizes[name] // 256) * 256 for name in copied)
+    assert call(driver, *shape, name="tlhub_workspace", **arrays).result == needed
+    said = driver.do(cuda_lab.call, build(SCHEMES).library, arguments(*shape, **arrays))
+    assert "argument 'workspace'" in said.error
+    room = Array((needed,), 1 << 46, "uint8")
+    align, gemm = call(driver, *shape, workspace=room, **arrays).launches()
+    assert (align["kernel"], gemm["kernel"][:7]) == ("align_operands", "hopper_")
+    to = {"a": number(align["parameters"][5]), "b": number(align["parameters"][12])}
+    assert {name for name, address in to.items() if address} == set(copied)
+    for name, at in zip(copied, (1 << 46, (1 << 46) + needed - -(-sizes[copied[-1]] // 256) * 256), strict=False):
+        assert to[name] == at
+
+
+def test_an_empty_sum_is_left_to_the_cuda_cores(driver):
+    assert call(driver, 200, 304, 0).launch["kernel"].startswith("simt")
+
+
+def test_plans_of_a_config_have_a_kernel_each():
+    made = problem.make(GEMM, ("M", "N", "K"), "float16", {})
+    source = hopper_program.program(made, {"plans": SCHEMES}, "cuda:sm_90a").source
+    assert source.count("\nHOPPER(") == 3 and source.count("struct hopper::Wgmma<") == 3

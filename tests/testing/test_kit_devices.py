@@ -1,0 +1,153 @@
+"""Arrays on another device keep their strides and what is around them; references may be computed there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tlhub import catalog, problem
+from tlhub.testing import default_scalars, devices, inputs, numbers, poisoned
+from tlhub.testing.data import numpy_dtype, spilled
+
+
+def test_numpys_own_stay_where_they_are() -> None:
+    x = np.arange(6.0)
+    assert devices.put(x, "cpu:0")[0] is x and devices.put(x, "other:1")[0] is x
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float8_e5m2", "int8", "bool"])
+def test_a_view_is_the_same_view_of_a_copy(dtype: str) -> None:
+    """PyTorch's own CPU stands for a GPU: what is written there comes back, with all around it."""
+    torch = pytest.importorskip("torch")
+    whole = np.zeros((6, 10), numpy_dtype(dtype))
+    whole[1:5:2, 3:7] = np.arange(8).reshape(2, 4) % 2
+    view = whole[1:5:2, 3:7]
+    placed, fetch = devices._torch(view, "cpu")
+    assert placed.dtype == getattr(torch, dtype) and tuple(placed.shape) == (2, 4) and placed.stride() == (20, 1)
+    assert (placed.float().numpy() == view.astype("float32")).all()
+    placed[0, 1] = 0
+    placed.as_strided((1,), (1,), 0)[0] = 1  # before the view
+    assert whole[0, 0] == 0 and view[0, 1] == 1, "it is a copy"
+    fetch()
+    assert view[0, 1] == 0 and whole[0, 0] == 1 and whole.astype("float32").sum() == 4
+
+
+def test_checking_puts_arrays_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(devices, "_torch", lambda array, device, real=devices._torch: real(array, "cpu"))
+    kernel = catalog.load().kernel("gemm")
+    calls: list[Any] = []
+
+    class Compiled:
+        problem = problem.make(kernel, (5, 7, 3), "bfloat16", {})
+        arch, fault = "cuda:sm_90a", ""
+
+        def __call__(self, a: Any, b: Any, *, out: Any, alpha: float) -> None:
+            calls.append(out)
+            torch.matmul(a, b, out=out)
+            if self.fault == "bits":
+                out[0, 0, 0] += len(calls) / 64
+            if self.fault == "spill":
+                out.as_strided((1,), (1,), out.storage_offset() - 1)[0] = 0
+
+    compiled = Compiled()
+    assert 0 < numbers.check(compiled, kernel=kernel, times=3) <= 1
+    assert [type(out) for out in calls] == [torch.Tensor] * 3
+    compiled.fault = "bits"
+    with pytest.raises(AssertionError, match="two calls gave output 'c' different bits"):
+        numbers.check(compiled, kernel=kernel, times=2)
+    compiled.fault = "spill"
+    with pytest.raises(AssertionError, match="outside output 'c'"):
+        numbers.check(compiled, kernel=kernel)
+
+
+class Elsewhere:
+    """An array that is not NumPy's and cannot be made one: it has NumPy's protocols alone, as CuPy's have."""
+
+    def __init__(self, own: Any) -> None:
+        self.own = own
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise TypeError("implicit conversion to a NumPy array is not allowed")
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *given: Any, **named: Any) -> Any:
+        if ufunc.signature is not None or method != "__call__":
+            return NotImplemented
+        return wrapped(ufunc(*map(bare, given), **{name: bare(value) for name, value in named.items()}))
+
+    def __array_function__(self, called: Any, types: Any, given: Any, named: Any) -> Any:
+        plain = {name: bare(value) for name, value in named.items() if name != "like"}
+        return wrapped(called(*map(bare, given), **plain))
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.own, name)
+        return wrapped(found) if not callable(found) else lambda *a, **k: wrapped(found(*map(bare, a), **k))
+
+    def __getitem__(self, key: Any) -> Any:
+        return wrapped(self.own[bare(key)])
+
+    def get(self) -> Any:
+        return self.own
+
+
+def operator(name: str) -> Any:
+    return lambda self, *others: wrapped(getattr(self.own, name)(*map(bare, others)))
+
+
+NAMES = "add radd sub rsub mul rmul truediv rtruediv pow matmul neg abs lt le gt ge eq ne and or invert".split()
+for _name in NAMES:
+    setattr(Elsewhere, f"__{_name}__", operator(f"__{_name}__"))
+
+
+def wrapped(x: Any) -> Any:
+    return Elsewhere(x) if isinstance(x, (np.ndarray, np.generic)) else x
+
+
+def bare(x: Any) -> Any:
+    return x.own if isinstance(x, Elsewhere) else x
+
+
+@pytest.mark.parametrize(
+    ("dtype", "options"),
+    [
+        ("float16", {}),
+        ("bfloat16", {"trans_a": True, "trans_b": True, "epilogue": "gelu", "bias": True, "residual": True}),
+        ("float32", {"epilogue": "gelu_tanh"}),
+        ("float8_e5m2", {"epilogue": "silu", "out_dtype": "float8_e4m3fn"}),
+        ("int8", {"out_dtype": "int8", "epilogue": "relu"}),
+    ],
+)
+def test_the_reference_of_gemm_asks_nothing_but_numpys_protocols(
+    monkeypatch: pytest.MonkeyPatch, dtype: str, options: dict[str, Any]
+) -> None:
+    kernel = catalog.load().kernel("gemm")
+    made = problem.make(kernel, (9, 5, 7), dtype, options)
+    given, scalars = inputs(kernel, made), default_scalars(kernel, made)
+    here = numbers._expected(kernel, made, given, scalars, "cuda:0")
+    monkeypatch.setattr(numbers, "_LONG", 0.0)
+    asked: list[str] = []
+
+    def float64(arrays: Any, device: str) -> Any:
+        asked.append(device)
+        return {name: Elsewhere(x.astype(np.float64)) for name, x in arrays.items()}
+
+    monkeypatch.setattr(numbers, "float64", float64)
+    monkeypatch.setattr(numbers.contextlib, "suppress", lambda *kinds: numbers.contextlib.nullcontext())
+    there = numbers._expected(kernel, made, given, scalars, "cuda:0")
+    assert asked == ["cuda:0"]
+    for one, other in zip((*here[0], *here[1]), (*there[0], *there[1]), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_poison_shows_through_a_copy() -> None:
+    pytest.importorskip("torch")
+    kernel = catalog.load().kernel("gemm")
+    (output,) = poisoned(kernel, problem.make(kernel, (4, 3, 2), "float16", {}))
+    placed, fetch = devices._torch(output, "cpu")
+    fetch()
+    assert np.isnan(output).all() and not spilled(output)
+    placed.as_strided((1,), (1,), 0)[0] = 0
+    fetch()
+    assert spilled(output)
