@@ -6,13 +6,15 @@
 
 The problems are the workloads ``certify/*.toml`` of tlhub_registry, or those of ``--workload FILE``; names of
 schedules leave the others out. Each problem is held against the float64 reference on fresh random data with poisoned
-outputs, on views with gaps, and with NaN and infinities, called several times for the same bits, and timed in turn with
-the platform's library. A schedule that fails at one problem gets no certificate, and the exit code is 1.
+outputs, on views with gaps that keep and that break alignment, and with NaN and infinities, called several times for
+the same bits, and timed in turn with the platform's library. A symbolic dim is tried at several extents, by the one
+binary. A schedule that fails at one problem gets no certificate, and the exit code is 1.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import os
@@ -31,7 +33,9 @@ import tlhub_registry
 from tlhub import bench, catalog, devices, hub, sources, testing, workload
 from tlhub.bench.child import Runner
 from tlhub.errors import DeviceError, describe
-from tlhub.specs import Schedule
+from tlhub.problem import signature
+from tlhub.specs import Problem, Schedule
+from tlhub.testing.numbers import bind
 from tlhub.workload import Item, Mistake
 
 REGISTRY = Path(tlhub_registry.__file__).parent
@@ -44,6 +48,9 @@ ROUNDS, SECONDS = 5, 0.02
 
 CHECKED = 1 << 24
 """Elements of all arrays up to which every case is tried; of larger problems random data alone, made on the device."""
+
+EXTENTS = (1, 9, 17, 33, 65, 1000, 2560, 4104)
+"""What symbolic dims are in turn, all at once; the last is timed."""
 
 PATIENCE = 180.0
 """Seconds for one problem, the start of a process included."""
@@ -236,17 +243,23 @@ def examine(item: Item) -> Row:
     if kernel.entry.manifest.source_digest != sources.digest(schedule):
         raise AssertionError("the binary in the store is of other sources; prebuild it again")
     seed = int.from_bytes(os.urandom(4), "little")
-    error = 0.0
-    tensors = (*kernel.signature.inputs, *kernel.signature.outputs)
-    if sum(math.prod(t.extents) for t in tensors) <= CHECKED:
-        for spoil in CASES:
-            arrays = spoil(testing.inputs(kernel.kernel, kernel.problem, seed), np.random.default_rng(seed))
-            error = max(error, testing.check(kernel, arrays=arrays, device=place.device, times=CALLS))
-    report = bench.bench(**item.request(), rounds=ROUNDS, seconds=SECONDS, worker=Here())
+    error, tried = 0.0, concrete(kernel.problem)
+    for problem in tried:
+        found = signature(kernel.kernel, problem)
+        small = sum(math.prod(t.extents) for t in (*found.inputs, *found.outputs)) <= CHECKED
+        # the measurement has random data of the last
+        for spoil in CASES if small else (CASES[:1] if problem is not tried[-1] else ()):
+            arrays = spoil(testing.inputs(kernel.kernel, problem, seed), np.random.default_rng(seed))
+            dims = problem.dim
+            error = max(error, testing.check(kernel, dims=dims, arrays=arrays, device=place.device, times=CALLS))
+    asked = {**item.request(), "shape": tried[-1].dim}
+    report = bench.bench(**asked, rounds=ROUNDS, seconds=SECONDS, worker=Here())
     if report.fault or report.ours is None or report.worst is None:
         raise AssertionError(report.fault)
-    found = report.to_json()
-    peer, against = next(((n, p) for n, p in found["peers"].items() if "ratio" in p), (None, {}))
+    if report.key != kernel.key:
+        raise AssertionError(f"the store has a binary for {tried[-1].dim} alone, and that was timed; use another store")
+    timed = report.to_json()
+    peer, against = next(((n, p) for n, p in timed["peers"].items() if "ratio" in p), (None, {}))
     return {
         "arch": kernel.arch,
         "dims": kernel.problem.dim,
@@ -259,6 +272,12 @@ def examine(item: Item) -> Row:
         "ratio": rounded(against.get("ratio")),
         "device_ratio": rounded(against.get("device_ratio")),
     }
+
+
+def concrete(problem: Problem) -> list[Problem]:
+    """Return *problem*, or where dims are symbolic what it is at each of EXTENTS."""
+    symbolic = [name for name, extent in problem.dims if isinstance(extent, str)]
+    return [bind(problem, dict.fromkeys(symbolic, n)) for n in EXTENTS] if symbolic else [problem]
 
 
 def rounded(number: float | None) -> float | None:
@@ -279,13 +298,16 @@ def plain(arrays: dict[str, Array], rng: np.random.Generator) -> dict[str, Array
     return arrays
 
 
-def with_gaps(arrays: dict[str, Array], rng: np.random.Generator) -> dict[str, Array]:
-    """Return *arrays* as views whose rows are apart, with NaN (or ones) between them."""
+def with_gaps(arrays: dict[str, Array], rng: np.random.Generator, gap: int = 8, offset: int = 0) -> dict[str, Array]:
+    """Return *arrays* as views that begin *offset* elements into rows that are longer by *gap*, with NaN (or ones) in
+    what is not theirs."""
 
     def apart(array: Array) -> Array:
-        whole = np.full((*array.shape[:-1], array.shape[-1] + 8), np.nan if inexact(array) else 1, array.dtype)
-        whole[..., : array.shape[-1]] = array
-        return whole[..., : array.shape[-1]]
+        count = array.shape[-1]
+        whole = np.full((*array.shape[:-1], count + gap), np.nan if inexact(array) else 1, array.dtype)
+        view = whole[..., offset : offset + count]
+        view[...] = array
+        return view
 
     return {name: apart(array) for name, array in arrays.items()}
 
@@ -305,7 +327,8 @@ def inexact(array: Array) -> bool:
 
 CASES: tuple[Callable[[dict[str, Array], np.random.Generator], dict[str, Array]], ...] = (
     plain,
-    with_gaps,
+    with_gaps,  # 16-bit rows stay aligned to 16 bytes
+    functools.partial(with_gaps, gap=3, offset=1),  # and here they do not
     with_specials,
 )
 

@@ -14,12 +14,16 @@ from tlhub.specs import DeviceFacts, Target
 
 @dataclass(frozen=True)
 class Place:
-    """A target, an exact arch, and the facts of a device that runs it; ``device`` is None where none is here."""
+    """A target, an exact arch, and the facts of a device that runs it; ``device`` is None where none is here.
+
+    ``shared_memory``: bytes that a block may have on the device, where ``facts`` have no more than the arch promises.
+    """
 
     target: Target
     arch: str
     facts: DeviceFacts
     device: str | None
+    shared_memory: int = 0
 
 
 def locate(catalog: Catalog, device: Any = None, arch: str | None = None) -> Place:
@@ -68,9 +72,12 @@ def canonical_arch(catalog: Catalog, arch: str) -> tuple[Target, str]:
 
 def _place(target: Target, arch: str, facts: DeviceFacts) -> Place:
     here = None if facts.index is None else f"{target.name}:{facts.index}"
-    if facts.arch != arch:  # what is built depends on the arch that it is for
-        facts = replace(facts, arch=arch, vectors=target.facts(arch).vectors)
-    return Place(target, arch, facts, here)
+    own = facts.shared_memory
+    if facts.arch != arch:  # what is built depends on the arch that it is for, and fits the device besides
+        typical = target.facts(arch)
+        shared = min(own or typical.shared_memory, typical.shared_memory or own)
+        facts = replace(facts, arch=arch, vectors=typical.vectors, shared_memory=shared)
+    return Place(target, arch, facts, here, own)
 
 
 def _default(catalog: Catalog) -> Place:

@@ -173,7 +173,7 @@ class Asked(NamedTuple):
     schedule: str | None
 
     def stores(self) -> Chain:
-        return chain(self.catalog, self.place.facts.driver)
+        return chain(self.catalog, self.place.facts.driver, self.place.shared_memory)
 
     def find(self, stores: Chain, wanted: list[Wanted]) -> tuple[Hit | None, tuple[Searched, ...]]:
         return stores.find(self.place.arch, wanted, here=self.place.device is not None)

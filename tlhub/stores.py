@@ -23,13 +23,14 @@ from tlhub.specs import ABI
 _HINT = "export TLHUB_CACHE_DIR=/a/folder/that/you/can/write"
 
 
-def chain(catalog: Catalog, driver: int = 0) -> Chain:
+def chain(catalog: Catalog, driver: int = 0, shared_memory: int = 0) -> Chain:
     """Return the user's cache, the site folders of ``TLHUB_STORES``, then what plugins ship.
 
-    *driver*: of the device that is to run what is found, 0 if it has none. Raises ArgumentError.
+    *driver* and *shared_memory* (bytes a block): of the device that is to run what is found, 0 if it has none.
+    Raises ArgumentError.
     """
     stores = (user_store(), *site_stores(), *(prebuilt_store(s.name, s.path) for s in catalog.stores))
-    return Chain(stores, host=this_host(ABI, driver), match=match_policy())
+    return Chain(stores, host=this_host(ABI, driver, shared_memory), match=match_policy())
 
 
 def user_store() -> Store:

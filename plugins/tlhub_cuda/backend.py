@@ -9,9 +9,8 @@ from pathlib import Path
 from tlhub.build import compiler, library, shim
 from tlhub.build.program import Assembled, DeviceProgram
 from tlhub.specs import Problem, Signature
-from tlhub_cuda import host, image, launches, nvcc
+from tlhub_cuda import TARGET, host, image, launches, nvcc
 
-_KDL_CUDA = 2
 _FLAGS = ("-O3", "-std=c++17", "-allow-unsupported-compiler")  # the host's code is thrown away
 _FILES = ("cuda_launch.h", "cuda_launch.c")
 _base = library.Base(
@@ -27,11 +26,12 @@ def prepare(arch: str) -> None:
 def assemble(program: DeviceProgram, problem: Problem, signature: Signature, folder: str, arch: str) -> Assembled:
     """Compile *program* and link it to ``kernel.so`` in *folder*. Raises BuildError."""
     short = arch.partition(":")[2]
-    contract = shim.contract(problem, signature, program, _KDL_CUDA)
+    contract = shim.contract(problem, signature, program, TARGET.device_type)
     launches.check(program, problem, signature, short)
     prepare(arch)
     found = nvcc.find()
     found.serve(short)
+    driver = nvcc.least_driver(found.release, short)
     code, said = _compile(found, program, folder, short)
     data = Path(folder, code).read_bytes()
     usage = nvcc.usage(said)
@@ -40,9 +40,7 @@ def assemble(program: DeviceProgram, problem: Problem, signature: Signature, fol
     sources = {shim.CONTRACT: contract, host.PROGRAM: program_c}
     exports = [shim.WORKSPACE_EXPORT] if shim.needs_workspace(program) else []
     _base.link(folder, compiler.here(), sources, [code], exports)
-    return Assembled(
-        identity(arch), resources(program, usage), nvcc.least_driver(found.release, short), warnings=nvcc.warnings(said)
-    )
+    return Assembled(identity(arch), resources(program, usage), driver, warnings=nvcc.warnings(said))
 
 
 def identity(arch: str) -> Mapping[str, str]:

@@ -183,22 +183,26 @@ int tlhub_refuse(const char *const *dims, const int64_t *extents, int num_dims, 
 
 /* -- making ready: once, under the lock ---------------------------------------------------------- */
 
+static int too_old(const char *lacks) {
+  text_t t = begin();
+  say(&t, "the CUDA driver is too old: it has no %s; a driver for CUDA 12 or later has it", lacks);
+  return raise("RuntimeError", &t);
+}
+
 static int open_driver(void) {
   if (opened) return 0;
   void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-  text_t t = begin();
   if (!library) {
+    text_t t = begin();
     say(&t, "no CUDA driver: libcuda.so.1 was not found");
     return raise("RuntimeError", &t);
   }
   int (*find)(const char *, void **, int, uint64_t, int *);
   *(void **)&find = dlsym(library, "cuGetProcAddress_v2");
+  if (!find) return too_old("cuGetProcAddress_v2");
   for (size_t i = 0; i < sizeof ENTRIES / sizeof *ENTRIES; ++i) {
-    if (!find || find(ENTRIES[i].name, (void **)ENTRIES[i].to, ENTRIES[i].version, 0, NULL) ||
-        !*(void **)ENTRIES[i].to) {
-      say(&t, "the CUDA driver is too old: it has no %s; a driver for CUDA 12 or later has it", ENTRIES[i].name);
-      return raise("RuntimeError", &t);
-    }
+    int code = find(ENTRIES[i].name, (void **)ENTRIES[i].to, ENTRIES[i].version, 0, NULL);
+    if (code || !*(void **)ENTRIES[i].to) return too_old(ENTRIES[i].name);
   }
   int code = cu.Init(0);
   if (code) return failed(code, "cuInit", "");
@@ -239,9 +243,25 @@ static int ready_kernels(const device_t *d) {
   return 0;
 }
 
+/* Load the code where the caller's thread may be capturing a stream; its mode is as it was afterwards. */
+static int ready_code(const device_t *d) {
+  int mode = RELAXED_CAPTURE;
+  int code = cu.ThreadExchangeStreamCaptureMode(&mode);
+  if (code) return failed(code, "cuThreadExchangeStreamCaptureMode", "");
+  int result = load_code() || ready_kernels(d) ? -1 : 0;
+  code = cu.ThreadExchangeStreamCaptureMode(&mode);
+  return code && !result ? failed(code, "cuThreadExchangeStreamCaptureMode", "") : result;
+}
+
+/* Leave the context that was pushed. An error that was raised before stays the one that is told. */
+static int pop(int result) {
+  int code = cu.CtxPopCurrent(&(void *){NULL});
+  return code && !result ? failed(code, "cuCtxPopCurrent", "") : result;
+}
+
 static int ready_device_locked(int32_t index) {
   device_t *d = &devices[index];
-  int mode = RELAXED_CAPTURE, code, result;
+  int code, result;
   if (d->ready) return 0;
   if (open_driver()) return -1;
   if ((code = cu.DeviceGet(&d->number, index))) return failed(code, "cuDeviceGet", "");
@@ -249,10 +269,7 @@ static int ready_device_locked(int32_t index) {
     return failed(code, "cuDevicePrimaryCtxRetain", "");
   }
   if ((code = cu.CtxPushCurrent(d->context))) return failed(code, "cuCtxPushCurrent", "");
-  cu.ThreadExchangeStreamCaptureMode(&mode);
-  result = load_code() || ready_kernels(d) ? -1 : 0;
-  cu.ThreadExchangeStreamCaptureMode(&mode);
-  cu.CtxPopCurrent(&(void *){NULL});
+  result = pop(ready_code(d));
   if (!result) atomic_store_explicit(&d->ready, 1, memory_order_release);
   return result;
 }
@@ -300,8 +317,8 @@ int tlhub_begin(tlhub_call *call, int32_t index) {
 }
 
 int tlhub_end(const tlhub_call *call, int result) {
-  if (call->pushed) cu.CtxPopCurrent(&(void *){NULL});
-  return result ? -1 : 0;
+  result = result ? -1 : 0; /* of the steps, any of which may have failed */
+  return call->pushed ? pop(result) : result;
 }
 
 int tlhub_encode(tlhub_map *map, const tlhub_tile *tile, const void *address, const uint64_t *dims,

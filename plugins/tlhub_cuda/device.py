@@ -119,7 +119,9 @@ def checks() -> Sequence[Finding]:
     text, major = f"{compiler.version} ({compiler.command})", compiler.release[0]
     if system.cuda and system.cuda < major:
         text += f": the driver runs code of CUDA {system.cuda} and older"
-        return [*found, Finding("nvcc", False, text, f"export CUDA_HOME=/a/toolkit/of/CUDA/{system.cuda}")]
+        least = nvcc.least_driver(compiler.release, "sm_80")
+        hint = nvcc.another(lambda release: release[0] <= system.cuda) or f"update the driver to {least} or later"
+        return [*found, Finding("nvcc", False, text, hint)]
     return [*found, Finding("nvcc", True, text)]
 
 

@@ -21,7 +21,7 @@ def parameters(image: bytes) -> dict[str, tuple[int, ...]]:
         return _of_ptx(image.decode("utf-8", "replace"))
     try:
         return _of_cubin(image)
-    except (struct.error, IndexError, ValueError) as error:
+    except (struct.error, LookupError, ValueError) as error:
         raise BuildError(f"nvcc wrote no sound cubin: {error}") from None
 
 

@@ -10,8 +10,10 @@ import functools
 import importlib.util
 import os
 import re
+import shlex
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+import sysconfig
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,10 +22,12 @@ from tlhub.errors import BuildError
 
 _HINT = 'pip install "tlhub-core[nvcc]"'
 
-SINCE: Mapping[str, tuple[int, int]] = {"sm_89": (11, 8), "sm_90a": (12, 0), "sm_100a": (12, 8), "sm_120a": (12, 8)}
+Release = tuple[int, int]
+
+SINCE: Mapping[str, Release] = {"sm_89": (11, 8), "sm_90a": (12, 0), "sm_100a": (12, 8), "sm_120a": (12, 8)}
 """The release of CUDA that an arch came with."""
 
-_DRIVERS: Mapping[tuple[int, int], int] = {
+_DRIVERS: Mapping[Release, int] = {
     (12, 0): 525,
     (12, 1): 530,
     (12, 2): 535,
@@ -35,8 +39,11 @@ _DRIVERS: Mapping[tuple[int, int], int] = {
     (12, 9): 575,
     (13, 0): 580,
     (13, 1): 590,
+    (13, 2): 595,
+    (13, 3): 610,
+    (13, 4): 615,
 }
-"""The driver that came with a release of CUDA."""
+"""The driver that came with a release of CUDA. The launches need one of CUDA 12, whatever compiled the kernels."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +54,7 @@ class Nvcc:
     version: str
 
     @property
-    def release(self) -> tuple[int, int]:
+    def release(self) -> Release:
         major, minor, *_ = self.version.split(".")
         return int(major), int(minor)
 
@@ -55,8 +62,10 @@ class Nvcc:
         """Raise BuildError if this nvcc is too old for *arch* (``sm_100a``)."""
         since = SINCE.get(arch, (0, 0))
         if self.release < since:
-            least = ".".join(map(str, since))
-            raise BuildError(f"nvcc {self.version} does not know {arch}; CUDA {least} and later do", hint=_HINT)
+            raise BuildError(
+                f"nvcc {self.version} does not know {arch}; CUDA {_dotted(since)} and later do",
+                hint=another(lambda release: release >= since) or _installed(),
+            )
 
     def run(self, folder: str, arguments: Sequence[str]) -> str:
         """Run in *folder* and return what it printed. Raises BuildError with that if it fails."""
@@ -72,7 +81,6 @@ class Usage(NamedTuple):
 
     registers: int
     spills: int
-    stack: int
     shared: int
 
 
@@ -87,15 +95,33 @@ def find() -> Nvcc:
     raise BuildError(f"no nvcc; looked for {', '.join(looked)}", hint=_HINT)
 
 
-def least_driver(release: tuple[int, int], arch: str) -> int:
+def another(fits: Callable[[Release], bool]) -> str | None:
+    """Return the command that makes tlhub use another nvcc that is here, of a release that *fits*; None without one."""
+    for _, command in _candidates():
+        version = _version(command) if command else None
+        if command and version and fits(Nvcc(command, version).release):
+            return _use(os.path.dirname(os.path.dirname(os.path.abspath(command))))
+    return None
+
+
+def least_driver(release: Release, arch: str) -> int:
     """Return the least driver for what *release* compiled for *arch*.
 
-    Every driver of the release's major version runs a cubin, if it knows the device. PTX is compiled by the driver,
-    which must be as new as the release.
+    Every driver of the release's major version runs a cubin, if it knows the device; of a major that is not known yet
+    it is the newest known. PTX is compiled by the driver, which must be as new as the release: raises BuildError where
+    that driver is not known.
     """
+    oldest, newest = min(_DRIVERS), max(_DRIVERS)
     if not arch.startswith("compute_"):
-        release = max((release[0], 0), SINCE.get(arch, (0, 0)))
-    return max((driver for known, driver in _DRIVERS.items() if known <= release), default=0)
+        release = max((release[0], 0), SINCE.get(arch, oldest), oldest)
+        return max(driver for known, driver in _DRIVERS.items() if known <= release)
+    if release > newest:
+        raise BuildError(
+            f"nvcc {_dotted(release)} writes PTX for drivers that tlhub does not know; it knows those up to "
+            f"CUDA {_dotted(newest)}",
+            hint=another(lambda other: other <= newest) or _installed(f"nvidia-cuda-nvcc<{newest[0]}.{newest[1] + 1}"),
+        )
+    return min(driver for known, driver in _DRIVERS.items() if known >= release)
 
 
 def usage(said: str) -> dict[str, Usage]:
@@ -111,7 +137,6 @@ _ENTRY = re.compile(r"Compiling entry function '([\w$]+)' for '\w+'\n(.*?)(?=^[^
 _NUMBERS = {
     "registers": r"Used (\d+) registers",
     "spills": r"(\d+) bytes spill",  # stores and loads
-    "stack": r"(\d+) bytes stack frame",
     "shared": r"(\d+) bytes smem",
 }
 
@@ -161,5 +186,19 @@ def _host_compiler() -> str:
             return name
     raise BuildError(
         "nvcc needs a host compiler; looked in PATH for gcc, clang and cc",
-        hint="install gcc, or: export NVCC_CCBIN=/path/to/gcc",
+        hint="install gcc, or name another in NVCC_CCBIN",
     )
+
+
+def _installed(*requirements: str) -> str:
+    """Return the command that installs NVIDIA's package and makes tlhub use it, whatever else is here."""
+    words = " ".join(f'"{requirement}"' for requirement in ("tlhub-core[nvcc]", *requirements))
+    return f"pip install {words} && {_use(os.path.join(sysconfig.get_path('purelib'), 'nvidia', 'cu13'))}"
+
+
+def _use(home: str) -> str:
+    return f"export CUDA_HOME={shlex.quote(home)}"
+
+
+def _dotted(release: Release) -> str:
+    return ".".join(map(str, release))

@@ -10,8 +10,8 @@ from pathlib import Path
 from tlhub.build.program import Parameter, TensorMap
 from tlhub.specs import DTYPES, Problem
 
-SHARED = ("tlhub_gemm.cuda_code", "tlhub_gemm/cuda/epilogue.cuh", "tlhub_gemm/cuda/call.cuh")
-"""What makes the source digest of every schedule that uses this module."""
+SMALL = " && ".join(f"{dim} < 0x7ffff000" for dim in "BMNK")
+"""The condition that the extents, up to the end of the last tile, are ints: coordinates of tensor maps are."""
 
 _TYPES = {
     # the C++ type of a dtype, and the header that declares it

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tlhub.specs import Config, DeviceFacts, Problem, Schedule
-from tlhub_gemm.tilelang_mma import capability
+from tlhub_gemm.arch import capability
 
 _INPUTS = ("float32", "float16", "bfloat16")
 
@@ -16,7 +16,7 @@ def supports(problem: Problem, facts: DeviceFacts) -> str | None:
     for what, dtype in (("inputs", dtypes["a"]), ("output", dtypes["c"])):
         if dtype not in _INPUTS:
             return f"{dtype} {what}; it has {', '.join(_INPUTS)}"
-    if "bfloat16" in dtypes.values() and capability(facts) < 80:
+    if "bfloat16" in dtypes.values() and capability(facts.arch) < 80:
         return "bfloat16, which TVM has no code for before compute capability 8.0"
     if option["accum"] != "float32":
         return f"accum={option['accum']!r}; it adds up in 'float32'"
@@ -48,6 +48,7 @@ DLIGHT = Schedule(
     supports=supports,
     configs=configs,
     symbolic=("B", "M", "N", "K"),
+    sources=tuple(f"tlhub_gemm.{name}" for name in ("dlight", "dlight_program", "arch")),
     priority=-1,
     experimental=True,
     doc="register tiles by TVM's dlight, where nothing else serves; up to 65535 tiles of 64 columns in all batches",

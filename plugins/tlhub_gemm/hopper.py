@@ -9,10 +9,10 @@ from tlhub.specs import Config, DeviceFacts, Problem, Schedule
 from tlhub_gemm import skinny
 from tlhub_gemm.hopper_plan import Plan
 
-_PLANS = tuple(
+PLANS = tuple(
     Plan.parse(text)
     for text in (
-        "coop-128x256 coop-128x256-b2 coop-256x128 coop-256x128-a2 coop-128x192 coop-128x64 coop-128x64-k2 "
+        "coop-128x256 coop-128x256-b2 coop-256x128 coop-128x192 coop-128x64 coop-128x64-k2 "
         "coop-128x96-k2 coop-128x128-k2 coop-128x160-k2 "
         "ping-128x128 ping-128x160 ping-128x192 ping-128x192-b2 ping-64x128"
     ).split()
@@ -65,7 +65,7 @@ def _plans(problem: Problem) -> tuple[Plan, ...]:
     """Return the plans worth considering: with many sums there are registers for a plain epilogue only."""
     option = problem.option
     plain = option["epilogue"] == "none" and not option["bias"] and not option["residual"]
-    return _PLANS if plain else tuple(plan for plan in _PLANS if plan.sums <= _MOST_SUMS)
+    return PLANS if plain else tuple(plan for plan in PLANS if plan.sums <= _MOST_SUMS)
 
 
 def _few_rows(problem: Problem, facts: DeviceFacts) -> bool:
@@ -110,10 +110,9 @@ HOPPER = Schedule(
     supports=supports,
     configs=configs,
     sources=(
-        "tlhub_gemm.hopper_program",
-        "tlhub_gemm.hopper_plan",
-        "tlhub_gemm/cuda/align.cuh",
-        *skinny.SKINNY.sources,
+        *(f"tlhub_gemm.{name}" for name in ("hopper", "hopper_plan", "hopper_program")),
+        *(f"tlhub_gemm/cuda/{name}.cuh" for name in ("hopper", "align")),
+        *skinny.SKINNY.sources,  # few rows, and what is left
     ),
     priority=20,
     experimental=True,

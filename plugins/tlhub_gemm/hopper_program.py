@@ -8,31 +8,28 @@ from typing import NamedTuple
 
 from tlhub.build.program import Branch, CudaProgram, Expression, Launch, Parameter, TensorMap
 from tlhub.specs import DTYPES, Config, Problem
-from tlhub_gemm import cuda_code, simt_program, skinny_program
+from tlhub_gemm import cuda_code, simt_program, skinny_program, tensor_cores
 from tlhub_gemm.hopper_plan import BLOCK, DEPTH, ITEM, Plan
+from tlhub_gemm.skinny_plan import tiles
 
-_SMALL = " && ".join(f"{dim} < 0x7ffff000" for dim in "MNK")  # they are ints in the kernel
 _ALIGNMENT = 16  # bytes, of addresses and strides in tensor maps
 
-
-FILES = ("hopper.cuh", "align.cuh")
+FILES = (tensor_cores.FILE, "hopper.cuh", "align.cuh")
 """The files of cuda/ that the kernels are in."""
 
 
 def program(problem: Problem, config: Config, arch: str) -> CudaProgram:
     """Return the program: kernels of ``plans``, kernels for few rows if *config* has some, and the CUDA cores'."""
-    chosen = plans(config)
-    few = skinny_program.tiles(config)
+    chosen, few = plans(config), tiles(config)
     files = dict.fromkeys((*FILES, *(skinny_program.files(arch) if few else ()), *simt_program.FILES))
-    source = (
-        cuda_code.source(problem, *files) + skinny_program.kernels(problem, config, arch) + kernels(problem, chosen)
-    )
+    products = tensor_cores.products([*few, *(plan.columns for plan in chosen)])
+    instances = skinny_program.kernels(problem, config, arch) + kernels(problem, chosen)
     served = (
         *skinny_program.branches(problem, config, arch),
         *branches(problem, chosen),
         *simt_program.branches(problem),
     )
-    return CudaProgram(source, served)
+    return CudaProgram(cuda_code.source(problem, *files) + products + instances, served)
 
 
 def plans(config: Config) -> tuple[Plan, ...]:
@@ -41,29 +38,8 @@ def plans(config: Config) -> tuple[Plan, ...]:
 
 
 def kernels(problem: Problem, plans: Sequence[Plan]) -> str:
-    """Return the source of a kernel for each plan, to follow that of ``FILES``."""
-    columns = sorted({plan.columns for plan in plans})
-    return "\n".join([*map(_wgmma, columns), *(_instance(problem, plan) for plan in plans), ""])
-
-
-def _wgmma(columns: int) -> str:
-    """Return hopper.cuh's Wgmma for *columns*: an instruction that has a register for each float of the sum."""
-    count = columns // 2
-    sums = ", ".join(f"%{i}" for i in range(count))
-    operands = ", ".join(f'"+f"(sum[{i}])' for i in range(count))
-    a, b, add, trans_a, trans_b = (f"%{count + i}" for i in range(5))
-    return f"""
-template <> struct hopper::Wgmma<{columns}> {{
-  static __device__ __forceinline__ void add(float (&sum)[{count}], uint64_t a, uint64_t b, int add) {{
-    asm volatile(
-        "{{\\n.reg .pred add;\\nsetp.ne.b32 add, {add}, 0;\\n"
-        "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32." PTX_A "." PTX_A
-        " {{{sums}}}, {a}, {b}, add, 1, 1, {trans_a}, {trans_b};\\n}}"
-        : {operands}
-        : "l"(a), "l"(b), "r"(add), "n"(TRANS_A), "n"(!TRANS_B));
-  }}
-}};
-"""
+    """Return the source of a kernel for each plan, to follow that of ``FILES`` and of their products."""
+    return "\n".join([*(_instance(problem, plan) for plan in plans), ""])
 
 
 def branches(problem: Problem, plans: Sequence[Plan]) -> tuple[Branch, ...]:
@@ -71,7 +47,7 @@ def branches(problem: Problem, plans: Sequence[Plan]) -> tuple[Branch, ...]:
     storing c element by element, else on copies of the operands in scratch memory."""
     prices = [plan.price(bool(problem.option["trans_b"])) for plan in plans]
     chosen = {
-        plan: " && ".join([f"K > {plan.least_k}", _SMALL, *(f"{prices[i]} <= {other}" for other in prices[i + 1 :])])
+        plan: " && ".join([_serves(plan), *(f"{prices[i]} <= {other}" for other in prices[i + 1 :])])
         for i, plan in enumerate(plans)
     }
     a, b, c = (_Array.of(problem, name) for name in "abc")
@@ -85,6 +61,16 @@ def branches(problem: Problem, plans: Sequence[Plan]) -> tuple[Branch, ...]:
         *(Branch((_gemm(problem, p, a, b),), f"{when} && {a.fits} && {b.fits}") for p, when in chosen.items()),
         *(Branch((_align(problem, a, b), _gemm(problem, p, near, far)), when, scratch) for p, when in chosen.items()),
     )
+
+
+def _serves(plan: Plan) -> str:
+    """Return the condition that a call is one for *plan*: its tiles, and a step past the last of them, are ints."""
+    return f"K > {plan.least_k} && {cuda_code.SMALL} && {_clusters(plan)} * {plan.cluster} < 0x7fff0000"
+
+
+def _clusters(plan: Plan) -> str:
+    """Return how many clusters have a tile, or tiles that share operands."""
+    return f"B * CEIL_DIV(M, {plan.rows * plan.share_b}) * CEIL_DIV(N, {plan.columns * plan.share_a})"
 
 
 class _Array(NamedTuple):
@@ -139,22 +125,23 @@ def _item(problem: Problem) -> int:
 
 
 def _instance(problem: Problem, plan: Plan) -> str:
-    scheme = "hopper::PINGPONG" if plan.ping else "hopper::COOPERATIVE"
-    numbers = (plan.rows, plan.columns, plan.stages(_item(problem)), plan.share_a, plan.share_b, plan.split, plan.band)
-    return f"HOPPER({_name(plan)}, {scheme}, {', '.join(map(str, numbers))})"
+    scheme, item = "hopper::PINGPONG" if plan.ping else "hopper::COOPERATIVE", _item(problem)
+    shared = (plan.share_a, plan.share_b, plan.split)
+    numbers = (plan.rows, plan.columns, plan.stages(item), *shared, plan.band, plan.chunk(item))
+    return f"HOPPER({_name(plan)}, {plan.shared(item)}, {scheme}, {', '.join(map(str, numbers))})"
 
 
 def _gemm(problem: Problem, plan: Plan, a: _Array, b: _Array, c: _Array | None = None) -> Launch:
     """Return the launch of *plan*; without *c* it stores element by element."""
-    tiles = f"B * CEIL_DIV(M, {plan.rows * plan.share_b}) * CEIL_DIV(N, {plan.columns * plan.share_a})"
-    if plan.split == 1:  # as many clusters as fit, and no more than there are tiles
+    clusters = _clusters(plan)
+    if plan.split == 1:  # as many as fit, and no more than there are tiles
         fit = f"(SMS / {plan.cluster})"
-        tiles = f"({tiles} < {fit} ? {tiles} : {fit})"
+        clusters = f"({clusters} < {fit} ? {clusters} : {fit})"
     trans_a, trans_b = problem.option["trans_a"], problem.option["trans_b"]
     item = _item(problem)
     return Launch(
         kernel=_name(plan),
-        grid=(f"{tiles} * {plan.cluster}", 1, 1),
+        grid=(f"{clusters} * {plan.cluster}", 1, 1),
         block=(BLOCK, 1, 1),
         parameters=(
             a.map(problem, _box(not trans_a, plan.rows, plan.share_a), ITEM),

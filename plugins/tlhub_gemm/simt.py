@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tlhub.specs import DeviceFacts, Problem, Schedule
-from tlhub_gemm.cuda_code import SHARED
 
 
 def supports(problem: Problem, facts: DeviceFacts) -> str | None:
@@ -30,7 +29,10 @@ SIMT = Schedule(
     program="tlhub_gemm.simt_program:program",
     supports=supports,
     symbolic=("B", "M", "N", "K"),
-    sources=("tlhub_gemm.simt_program", *SHARED, "tlhub_gemm/cuda/simt.cuh"),
+    sources=(
+        *(f"tlhub_gemm.{name}" for name in ("simt", "simt_program", "cuda_code")),
+        *(f"tlhub_gemm/cuda/{name}.cuh" for name in ("epilogue", "call", "simt")),
+    ),
     experimental=True,
     doc="register tiles on the CUDA cores; any strides and sizes",
 )

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tlhub.specs import Config, DeviceFacts, Problem, Schedule
-from tlhub_gemm import skinny_program
-from tlhub_gemm.cuda_code import SHARED
-from tlhub_gemm.skinny_program import TOKENS, Tile
+from tlhub_gemm import skinny_plan
+from tlhub_gemm.arch import capability, is_hopper
+from tlhub_gemm.simt import SIMT
+from tlhub_gemm.skinny_plan import TOKENS, Tile
 
 _DTYPES = ("float16", "bfloat16")
 _MOST = TOKENS[-1]
@@ -28,7 +29,7 @@ def serves(problem: Problem, facts: DeviceFacts) -> str | None:
     option = problem.option
     if problem.dtype not in _DTYPES:
         return f"it multiplies {' and '.join(_DTYPES)}, not {problem.dtype}"
-    if skinny_program.capability(facts.arch) < 80:
+    if capability(facts.arch) < 80:
         return f"it needs the asynchronous copies of compute capability 8.0, and this is {facts.arch}"
     if option["trans_a"]:
         return "trans_a=True; it reads a along K"
@@ -42,30 +43,30 @@ def serves(problem: Problem, facts: DeviceFacts) -> str | None:
 def configs(problem: Problem, facts: DeviceFacts) -> Sequence[Config]:
     """Return the configs worth trying: one kernel, by the tile that ``best`` names and those around it.
 
-    ``skinny_8``, ``skinny_16``, ...: for up to so many rows, a tile as ``skinny_program.Tile`` writes it.
+    ``skinny_8``, ``skinny_16``, ...: for up to so many rows, a tile as ``skinny_plan.Tile`` writes it.
     """
     rows = problem.dim["M"]
     tokens = next(t for t in TOKENS if isinstance(rows, int) and rows <= t)
     first = best(problem, tokens, facts)
     around = [first._replace(stages=first.stages + step) for step in (-1, 1, -2, 2, 4)]
-    if skinny_program.is_hopper(facts.arch):
+    if is_hopper(facts.arch):
         for split in (first.split * 2, first.split // 2):
             around.append(first._replace(split=split, stages=first.stages * first.split // split if split else 0))
         around.append(first._replace(rows=128, split=2, stages=4))
     fitting = [t for t in (first, *around) if t.stages >= 2 and 1 <= t.split <= _LARGEST_CLUSTER]
     fitting = [t for t in fitting if _shared(problem, t, tokens, facts) <= _memory(facts)]
-    return [skinny_program.config({tokens: tile}) for tile in dict.fromkeys(fitting)]
+    return [skinny_plan.config({tokens: tile}) for tile in dict.fromkeys(fitting)]
 
 
 def config(problem: Problem, facts: DeviceFacts) -> dict[str, str]:
     """Return the knobs of a kernel for each number of rows, to go into the config of a schedule for any M."""
-    return skinny_program.config({tokens: best(problem, tokens, facts) for tokens in TOKENS})
+    return skinny_plan.config({tokens: best(problem, tokens, facts) for tokens in TOKENS})
 
 
 def best(problem: Problem, tokens: int, facts: DeviceFacts) -> Tile:
     """Return the tile for *tokens* rows. Dims that are symbolic count as middling."""
     dim = {name: extent if isinstance(extent, int) else _MIDDLING[name] for name, extent in problem.dims}
-    choose = _hopper if skinny_program.is_hopper(facts.arch) else _ampere
+    choose = _hopper if is_hopper(facts.arch) else _ampere
     return choose(problem, tokens, facts, dim)
 
 
@@ -129,10 +130,9 @@ SKINNY = Schedule(
     supports=supports,
     configs=configs,
     sources=(
-        "tlhub_gemm.skinny_program",
-        "tlhub_gemm.simt_program",
-        *SHARED,
-        *(f"tlhub_gemm/cuda/{name}.cuh" for name in ("hopper", "simt", "skinny", "skinny_hopper")),
+        *(f"tlhub_gemm.{name}" for name in ("skinny", "skinny_plan", "skinny_program", "tensor_cores", "arch")),
+        *(f"tlhub_gemm/cuda/{name}.cuh" for name in ("tensor_cores", "skinny", "skinny_hopper")),
+        *SIMT.sources,  # the CUDA cores have what is left
     ),
     priority=30,
     experimental=True,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from tlhub.specs import DTYPES, Config, DeviceFacts, Problem, Schedule
+from tlhub_gemm.arch import capability
 
 _INPUTS = ("float16", "bfloat16")
 _OUTPUTS = (*_INPUTS, "float32")
@@ -16,7 +16,7 @@ def supports(problem: Problem, facts: DeviceFacts) -> str | None:
     option, dtypes = problem.option, dict(problem.dtypes)
     if dtypes["a"] not in _INPUTS:
         return f"{dtypes['a']} inputs; it multiplies {' and '.join(_INPUTS)}"
-    if dtypes["a"] == "bfloat16" and capability(facts) < 80:
+    if dtypes["a"] == "bfloat16" and capability(facts.arch) < 80:
         return "bfloat16 inputs; tensor cores multiply them from compute capability 8.0 on"
     if option["out_dtype"] not in _OUTPUTS:
         return f"out_dtype={option['out_dtype']!r}; it writes {', '.join(_OUTPUTS)}"
@@ -38,7 +38,7 @@ def configs(problem: Problem, facts: DeviceFacts) -> Sequence[Config]:
     # what an epilogue holds would spill if two blocks had to fit
     plain = problem.option["epilogue"] == "none" and not problem.option["bias"] and not problem.option["residual"]
     blocks = 2 if plain else 1
-    if capability(facts) < 80:
+    if capability(facts.arch) < 80:
         return [_config((128, 128), 32, 1, 256, 1), _config((128, 64), 32, 1, 128, 1)]
     # an SM has the shared memory of two blocks of the first: 64 KiB each of at least 164, or 48 of 100
     first = 4 if facts.shared_memory >= 2 * 64 * 1024 else 3
@@ -50,12 +50,6 @@ def configs(problem: Problem, facts: DeviceFacts) -> Sequence[Config]:
     ]
     fits = [c for c in tried if not facts.shared_memory or _shared(problem, c) <= facts.shared_memory]
     return fits or tried[:1]
-
-
-def capability(facts: DeviceFacts) -> int:
-    """Return the compute capability that code for the arch of *facts* is for, as CUDA writes it in one number (86)."""
-    digits = re.search(r"\d+", facts.arch)
-    return int(digits[0]) if digits else 0
 
 
 def _config(large: tuple[int, int], k: int, stages: int, threads: int, blocks: int) -> dict[str, int]:
@@ -80,6 +74,7 @@ MMA = Schedule(
     supports=supports,
     configs=configs,
     symbolic=("B", "M", "N", "K"),
+    sources=tuple(f"tlhub_gemm.{name}" for name in ("tilelang_mma", "tilelang_program", "arch")),
     priority=10,
     experimental=True,
     doc="tiles in shared memory and mma.sync; loads in vectors where operands are aligned, else one by one",

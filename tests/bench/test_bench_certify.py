@@ -94,11 +94,33 @@ def test_what_dies_hangs_or_is_wrong_costs_one_problem(
     assert rows[0]["pid"] == rows[1]["pid"] != rows[3]["pid"] != rows[5]["pid"]
 
 
+def test_a_symbolic_dim_is_tried_at_several_extents_by_one_binary(
+    certify: Any, monkeypatch: pytest.MonkeyPatch, cold_cache: str
+) -> None:
+    import tlhub
+    from tlhub import testing
+
+    tried = []
+    monkeypatch.setattr(certify, "EXTENTS", (1, 9, 33))
+    monkeypatch.setattr(certify, "SECONDS", 0.001)
+    check = testing.check
+    monkeypatch.setattr(testing, "check", lambda *a, **k: tried.append(k["dims"]["M"]) or check(*a, **k))
+    item = Item("gemm", ("M", 17, 65), "float32", {}, None, "cpu_blocked")
+    tlhub.get(**item.request())
+    row = certify.examine(item)
+    assert sorted(set(tried)) == [1, 9, 33] and len(tried) == 3 * len(certify.CASES)
+    assert isinstance(row["dims"]["M"], str) and row["dims"]["N"] == 17 and 0 < row["error"] <= 1
+
+
 def test_the_data_of_the_cases(certify: Any) -> None:
     rng = np.random.default_rng(0)
     x = rng.standard_normal((5, 7)).astype("float32")
     gaps = certify.with_gaps({"x": x, "i": np.arange(6, dtype="int8").reshape(2, 3)}, rng)
     assert (gaps["x"] == x).all() and gaps["x"].strides == (60, 4) and np.isnan(gaps["x"].base[:, 7:]).all()
     assert gaps["i"].tolist() == [[0, 1, 2], [3, 4, 5]] and (gaps["i"].base[:, 3:] == 1).all()
+    h = np.arange(16, dtype="float16").reshape(2, 8)
+    odd = [case({"h": h}, rng)["h"] for case in certify.CASES[1:3]]
+    assert all((array == h).all() for array in odd)
+    assert odd[0].strides[0] % 16 == 0 and odd[1].strides[0] % 16 and odd[1].ctypes.data - odd[1].base.ctypes.data == 2
     special = certify.with_specials({"x": x.copy(), "e": np.ones((0, 4), "float16")}, rng)
     assert not np.isfinite(special["x"]).all() and (special["x"] != x).sum() <= 3

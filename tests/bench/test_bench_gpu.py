@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from tlhub.bench import gpu
 from tlhub.bench.measure import peers_of
 from tlhub.bench.report import Peer, Report, Timing
+from tlhub.bench.side import LeftOut
 from tlhub.catalog import load
 from tlhub.problem import make, signature
-
-pytestmark = pytest.mark.light
+from tlhub.testing import devices
 
 
 class Gpu:
     """A device that takes as long as each call says; a caller waits for it."""
-
-    graphs = True
 
     def __init__(self, monkeypatch):
         self.now = self.busy_until = 0.0
@@ -47,7 +44,7 @@ class Gpu:
 def test_a_call_counts_the_host_and_the_gpu_alone_does_not(monkeypatch):
     device = Gpu(monkeypatch)
     sides = {"tlhub": [device.call("tlhub", 5e-6, 1e-6)] * 3, "torch": [device.call("torch", 1e-6, 2e-6)]}
-    taken = gpu.in_turn(sides, device, rounds=2, seconds=1e-3)
+    taken = gpu.in_turn(sides, device.wait, device, rounds=2, seconds=1e-3)
     assert taken["tlhub"]["call"] == pytest.approx([5e-6] * 2, rel=0.02)  # the host is the slower
     assert taken["torch"]["call"] == pytest.approx([2e-6] * 2, rel=0.02)
     assert taken["tlhub"]["device"] == pytest.approx([1e-6] * 2)
@@ -58,8 +55,7 @@ def test_a_call_counts_the_host_and_the_gpu_alone_does_not(monkeypatch):
 
 def test_without_graphs_there_are_the_callers_times_alone(monkeypatch):
     device = Gpu(monkeypatch)
-    device.graphs = False
-    taken = gpu.in_turn({"tlhub": [device.call("tlhub", 5e-6, 1e-6)]}, device, rounds=2, seconds=1e-3)
+    taken = gpu.in_turn({"tlhub": [device.call("tlhub", 5e-6, 1e-6)]}, device.wait, None, rounds=2, seconds=1e-3)
     assert taken["tlhub"]["call"] == pytest.approx([5e-6] * 2, rel=0.02) and taken["tlhub"]["device"] == []
 
 
@@ -75,13 +71,55 @@ def test_operands_are_more_than_the_cache_holds():
     assert gpu._sets(signature(gemm, make(gemm, (1, 1, 1), "float16", {})), 50 << 20) == 20
 
 
-def test_the_worst_error_and_the_element_that_is_out():
-    want = np.array([[1.0, 2.0], [np.nan, np.inf]])
-    bound = np.full((2, 2), 0.5)
-    assert gpu._worst("c", np.array([[1.25, 2.0], [np.nan, np.inf]]), want, bound) == 0.5
-    for bad in ([[1.0, 2.75], [np.nan, np.inf]], [[1.0, 2.0], [0.0, np.inf]], [[1.0, np.nan], [np.nan, np.inf]]):
-        with pytest.raises(AssertionError, match=r"c\[\d, \d\] is .* 1 of 4 elements"):
-            gpu._worst("c", np.array(bad), want, bound)
+@pytest.fixture
+def on_the_cpu(monkeypatch):
+    """PyTorch's own CPU stands for a GPU, without graphs; returns the kernel, its problem and what was timed."""
+    pytest.importorskip("torch")
+    timed: list[str] = []
+
+    def in_turn(sides, wait, graphs, rounds, seconds):
+        for name, calls in sides.items():
+            for call in calls:
+                call()
+            timed.append(name)
+        return {}
+
+    monkeypatch.setattr(devices, "pick", lambda device, peers: devices.TorchArrays("cpu"))
+    monkeypatch.setattr(gpu, "TorchGraphs", lambda wait: None)
+    monkeypatch.setattr(gpu, "in_turn", in_turn)
+    gemm = load().kernel("gemm")
+    return gemm, make(gemm, (33, 7, 65), "bfloat16", {}), timed
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_what_is_wrong_is_not_timed(on_the_cpu, wrong):
+    import torch
+
+    gemm, problem, timed = on_the_cpu
+
+    def compiled(a, b, *, out, **scalars):
+        torch.matmul(a, b, out=out)
+        if wrong:
+            out[0, 3, 4] += 9
+
+    found = gpu.compare(gemm, problem, compiled, 0, peers_of(gemm, "cuda"), rounds=1, seconds=1e-3, seed=0, l2=1)
+    if wrong:
+        assert timed == [] and found["worst"] is None and found["fault"].startswith("c[0, 3, 4] is ")
+        assert "1 of 231 elements" in found["fault"]
+    else:
+        assert timed == ["tlhub", "torch"] and found["fault"] is None and 0 < found["worst"] <= 1
+        assert found["left_out"] == {"cupy": "the arrays are those of torch"} and "torch" in found["libraries"]
+
+
+def test_without_a_library_of_a_gpus_nothing_is_timed(monkeypatch):
+    def missing(device):
+        raise ImportError
+
+    monkeypatch.setattr(devices, "TorchArrays", missing)
+    monkeypatch.setattr(devices, "CupyArrays", missing)
+    gemm = load().kernel("gemm")
+    with pytest.raises(LeftOut, match="neither torch nor cupy is installed"):
+        gpu.compare(gemm, None, None, 0, {"cupy": ""}, rounds=1, seconds=1e-3, seed=0, l2=1)
 
 
 def test_peers_are_those_of_the_device():

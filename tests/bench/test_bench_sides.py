@@ -78,15 +78,17 @@ def test_every_pool_has_the_threads_and_no_tuning_is_inherited(side):
 def test_errors_come_back_as_what_they_were(side):
     with pytest.raises(LeftOut, match="torch is not installed"):
         side.ask("left_out")
+    assert not side.failed, "it is fit for what follows"
     with pytest.raises(AssertionError, match=r"c\[0\] is 1.0"):
         side.ask("wrong")
     with pytest.raises(NotPrebuilt, match="hint: tlhub explain"):
         side.ask("missing")
     with pytest.raises(TlhubError, match="numpy: ZeroDivisionError: by zero"):
         side.ask("odd")
-    assert side.ask("answer", x=1) == {"twice": 2}
+    assert side.ask("answer", x=1) == {"twice": 2} and side.failed
 
 
 def test_a_process_that_dies_is_an_error_and_not_a_hang(side):
     with pytest.raises(TlhubError, match="numpy ended with 7 while it was to die"):
         side.ask("die")
+    assert side.failed

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from tlhub.bench import suite
 from tlhub.bench.report import Peer, Timing
 from tlhub.bench.suite import Row, Suite
-from tlhub.errors import ArgumentError, NotPrebuilt, TlhubError, UnknownName
+from tlhub.errors import ArgumentError, NoSchedule, NotPrebuilt, TlhubError, UnknownName
 from tlhub.workload import Item
 
 pytestmark = pytest.mark.light
@@ -48,6 +49,15 @@ def test_the_suite_of_gemm_has_squares_layers_and_few_rows():
     rest = [i.shape for i in items if i not in squares]
     assert {m for m, *_ in rest} == {1, 8, 16, 32, 64, 128, 512, 2048, 8192}
     assert len({tuple(nk) for _, *nk in rest}) == 8 and len(rest) == 8 * 9 - 1  # one is a square
+
+
+def test_the_suite_of_gemm_is_for_a_gpu_unless_something_else_is_asked_for(monkeypatch):
+    asked: list[tuple[str | None, str | None]] = []
+    monkeypatch.setattr(suite, "bench", lambda *_, arch, device, **how: asked.append((arch, device)))
+    for where in ({}, {"arch": "cpu:native"}, {"device": "cpu"}):
+        suite.run("gemm", **where)
+        assert set(asked) == {(where.get("arch", None if where else "cuda:sm_90a"), where.get("device"))}
+        asked.clear()
 
 
 def test_an_unknown_suite():
@@ -99,3 +109,46 @@ def test_what_fails_is_a_row_and_the_rest_is_measured(monkeypatch, tmp_path):
     assert [bool(r.fault) for r in found.rows] == [True, True, False, True]
     assert "no store has it" in found.rows[0].fault and "unknown kernel 'gem'" in found.rows[3].fault
     assert found.rows[2].title.startswith("gemm(")
+
+
+def test_a_process_that_failed_ends_before_the_next_one_starts(monkeypatch, tmp_path):
+    path = tmp_path / "some.toml"
+    path.write_text(
+        '[[problem]]\nkernel = "gemm"\nshapes = [[1, 8, 8], [2, 8, 8], [3, 8, 8], [4, 8, 8]]\ndtype = "float32"\n'
+    )
+    events: list[str] = []
+
+    class Worker:
+        """Stands for a process; *failed* as a Side says it."""
+
+        made = 0
+
+        def __init__(self, name, threads):
+            Worker.made += 1
+            self.number, self.failed = Worker.made, False
+
+        def __enter__(self):
+            events.append(f"start {self.number}")
+            return self
+
+        def __exit__(self, *_):
+            events.append(f"end {self.number}")
+
+    def bench(kernel, shape, dtype, *, worker, **how):
+        events.append(f"row {shape[0]} in {worker.number}")
+        if shape[0] == 1:
+            raise NoSchedule("nothing serves it")  # before the process was asked
+        if shape[0] == 2:
+            worker.failed = True
+            raise TlhubError("an illegal address")
+        return row("", 2.0, 1.0).report
+
+    monkeypatch.setattr(suite, "bench", bench)
+    monkeypatch.setattr(suite, "Side", Worker)
+    elsewhere = SimpleNamespace(target=SimpleNamespace(name="cuda"))
+    monkeypatch.setattr("tlhub.devices.locate", lambda *_: elsewhere)
+    found = suite.run(str(path))
+    assert [bool(r.fault) for r in found.rows] == [True, True, False, False]
+    assert events == [
+        "start 1", "row 1 in 1", "row 2 in 1", "end 1", "start 2", "row 3 in 2", "row 4 in 2", "end 2",
+    ]  # fmt: skip

@@ -142,7 +142,7 @@ def test_what_was_kept_in_memory_is_found_and_called_so(store: Store) -> None:
 
 
 PLATFORM = {"os": "linux", "machine": "x86_64", "glibc": "2.17"}
-LINUX = Host("linux", "x86_64", "2.36", "1", 580)
+LINUX = Host("linux", "x86_64", "2.36", "1", 580, 101376)
 
 
 @pytest.mark.parametrize(
@@ -162,6 +162,14 @@ LINUX = Host("linux", "x86_64", "2.36", "1", 580)
         ({"least_driver": 580}, LINUX, None),
         ({"least_driver": 590}, LINUX, "driver 590, here is 580"),
         ({"least_driver": 590}, LINUX._replace(driver=0), None),
+        ({"resources": {"shared_memory": 101376}}, LINUX, None),
+        (
+            {"resources": {"registers": 168, "shared_memory": 101377}},
+            LINUX,
+            "it needs 101377 bytes of shared memory a block, the device has 101376",
+        ),
+        ({"resources": {"shared_memory": 232448}}, LINUX._replace(shared_memory=0), None),
+        ({"resources": {"shared_memory": "much"}}, LINUX, None),
     ],
 )
 def test_foreign_entries(changes: dict[str, Any], host: Host, says: str | None) -> None:
@@ -183,8 +191,8 @@ def test_an_entry_for_another_machine_is_found_for_that_machine(store: Store) ->
 
 
 def test_this_host_is_named_as_manifests_name_it() -> None:
-    host = this_host("7", 580)
-    assert host.abi == "7" and host.driver == 580
+    host = this_host("7", 580, 101376)
+    assert host.abi == "7" and host.driver == 580 and host.shared_memory == 101376
     assert host.machine not in ("amd64", "arm64") and host.machine == host.machine.lower()
     assert host.glibc == "" or all(part.isdigit() for part in host.glibc.split("."))
 

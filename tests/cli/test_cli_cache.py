@@ -325,6 +325,15 @@ def test_prewarm_builds_around_problems_that_are_wrong(tlhub, store, tmp_path, w
     assert "unknown arch" in wrong("cache", "prewarm", "--from", str(path), "--arch", "cpu:pentium9")
 
 
+def test_prewarm_builds_a_workload_with_the_schedule_that_is_typed(tlhub, store, tmp_path):
+    path = tmp_path / "workload.toml"
+    path.write_text('[[problem]]\nkernel = "gemm"\nshape = [8, 8, 8]\ndtype = "float32"\n')
+    named = tlhub("cache", "prewarm", "--from", str(path), "--schedule", "cpu_blocked", "--json")
+    assert named.code == 0 and named.json["present"] == 1
+    other = tlhub("cache", "prewarm", "--from", str(path), "--schedule", "hopper", "--json")
+    assert other.code == 1 and "hopper" in other.json["problems"][0]["error"]
+
+
 def test_prewarm_into_a_store_that_keeps_nothing_fails(tlhub, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("mine")
     monkeypatch.setenv("TLHUB_CACHE_DIR", str(tmp_path / "file"))

@@ -80,6 +80,18 @@ def test_what_is_chosen_depends_on_the_arch_asked_for_not_on_the_device() -> Non
     assert locate(catalog(cpu), arch="v4").facts == here
 
 
+@pytest.mark.parametrize(("typical", "own", "promised"), [(163, 227, 163), (163, 99, 99), (163, 0, 163), (0, 99, 99)])
+def test_the_shared_memory_is_what_both_the_arch_and_the_device_have(typical: int, own: int, promised: int) -> None:
+    gpu = replace(
+        target("gpu", 20, [DeviceFacts("gpu:b", "here", 0, shared_memory=own)], ("a", "b")),
+        facts=lambda a: DeviceFacts(a, "some", shared_memory=typical),
+        runs=lambda arch, facts: None,
+    )
+    asked, native = locate(catalog(gpu), arch="a"), locate(catalog(gpu), arch="b")
+    assert (asked.facts.shared_memory, asked.shared_memory) == (promised, own)
+    assert native.facts.shared_memory == native.shared_memory == own
+
+
 def test_what_is_not_there_is_named() -> None:
     with pytest.raises(DeviceError, match=r"gpu:0 \(first\), gpu:1 \(second\)"):
         locate(catalog(CPU, GPU), "gpu:7")

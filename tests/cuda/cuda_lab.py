@@ -108,9 +108,14 @@ def fake_driver() -> str:
     """Return a folder with the fake driver as libcuda.so.1."""
     folder = os.path.join(_folders(), "driver")
     os.makedirs(folder)
+    return compiled_driver(folder)
+
+
+def compiled_driver(folder: str, *flags: str) -> str:
+    """Compile the fake driver, with more *flags*, in *folder* and return that."""
     command = compiler.find(compiler.here())
     shutil.copy(HERE / "fake_driver.c", folder)
-    link = ["-shared", "-fPIC", "-O1", "-Wl,-soname,libcuda.so.1", "-o", "libcuda.so.1"]
+    link = ["-shared", "-fPIC", "-O1", *flags, "-Wl,-soname,libcuda.so.1", "-o", "libcuda.so.1"]
     command.run(folder, [*link, "fake_driver.c", "-lpthread"])
     return folder
 

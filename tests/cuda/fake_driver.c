@@ -188,8 +188,8 @@ static int cuCtxPushCurrent(void *context) {
 
 static int cuCtxPopCurrent(void **context) {
   int code = begin("cuCtxPopCurrent");
-  if (!depth) return end(INVALID_CONTEXT);
-  *context = stack[--depth];
+  if (!code && !depth) code = INVALID_CONTEXT;
+  if (!code) *context = stack[--depth];
   return end(code);
 }
 
@@ -197,8 +197,10 @@ static int cuThreadExchangeStreamCaptureMode(int *mode) {
   static __thread int current;
   int code = begin("cuThreadExchangeStreamCaptureMode"), before = current;
   say(", \"mode\": %d", *mode);
-  current = *mode;
-  *mode = before;
+  if (!code) {
+    current = *mode;
+    *mode = before;
+  }
   return end(code);
 }
 

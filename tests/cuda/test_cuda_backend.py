@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import shutil
+import struct
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -178,7 +179,7 @@ def test_what_came_with_hopper(fields, arch):
 )
 def test_registers_of_a_block(registers, threads, fits):
     program = DeviceProgram("", "", (), "", {}, branches=change(block=(threads, 1, 1)))
-    used = {"axpy": Usage(registers, 0, 0, 0)}
+    used = {"axpy": Usage(registers, 0, 0)}
     if fits:
         return launches.check_code(program, "axpy", {"axpy": (8, 8, 8, 4, 4)}, used, "sm_90a")
     with pytest.raises(BuildError, match=rf"{registers} registers in each of {threads} threads.*__launch_bounds__"):
@@ -189,6 +190,15 @@ def test_a_torn_cubin():
     code = cuda_lab.device_code(axpy().library)
     with pytest.raises(BuildError, match="nvcc wrote no sound cubin"):
         image.parameters(code[:60])
+
+
+def test_a_cubin_that_leaves_a_parameter_out():
+    """The record of the second of five, which the driver would need too."""
+    code = cuda_lab.device_code(axpy().library)
+    record = struct.pack("<BBHIHH", 4, 0x17, 12, 0, 1, 8)
+    assert code.count(record) == 1
+    with pytest.raises(BuildError, match="nvcc wrote no sound cubin"):
+        image.parameters(code.replace(record, struct.pack("<BBHIHH", 4, 0x17, 12, 0, 9, 8)))
 
 
 def test_parameters_of_ptx():

@@ -234,6 +234,16 @@ def test_a_driver_that_is_too_old(fresh):
     )
 
 
+def test_a_driver_that_cannot_be_asked(fresh, tmp_path):
+    """cuGetProcAddress_v2 came with CUDA 12: of one before it nothing else is known."""
+    made = cuda_lab.compiled_driver(str(tmp_path), "-DcuGetProcAddress_v2=cuGetProcAddress")
+    said = fresh(made).do(cuda_lab.call, axpy(), vectors())
+    assert said.error == (
+        "RuntimeError: axpy: the CUDA driver is too old: it has no cuGetProcAddress_v2; "
+        "a driver for CUDA 12 or later has it"
+    )
+
+
 @pytest.mark.parametrize(
     ("call", "code", "text"),
     [
@@ -257,6 +267,29 @@ def test_what_the_driver_refuses(fresh, call, code, text):
     assert said.error.startswith("RuntimeError: scale: ") and text in said.error and "\n" not in said.error
     after = process.do(cuda_lab.call_in_context, scale(), matrices(16, 64), 3)
     assert after[0].error is None and after[0].launches() and after[1] == 3
+
+
+def test_a_capture_mode_that_cannot_be_set_is_left_alone(fresh):
+    process, exchange = fresh(), "cuThreadExchangeStreamCaptureMode"
+    said, after = process.do(cuda_lab.call_in_context, axpy(), vectors(), 3, fail=(exchange, 0, 2))
+    assert said.error.startswith(f"RuntimeError: axpy: {exchange} failed: CUDA_ERROR_OUT_OF_MEMORY") and after == 3
+    assert said.names.count(exchange) == 1 and "cuLibraryLoadData" not in said.names
+    said = process.do(cuda_lab.call, axpy(), vectors())
+    assert said.error is None and [c["mode"] for c in said.calls if c["call"] == exchange] == [2, 0]
+
+
+def test_a_capture_mode_that_cannot_be_set_back_is_told(fresh):
+    exchange = "cuThreadExchangeStreamCaptureMode"
+    said, after = fresh().do(cuda_lab.call_in_context, axpy(), vectors(), 3, fail=(exchange, 1, 2))
+    assert said.error.startswith(f"RuntimeError: axpy: {exchange} failed") and after == 3 and not said.launches()
+
+
+@pytest.mark.parametrize("skip", [0, 1])
+def test_a_context_that_cannot_be_left_is_told(fresh, skip):
+    """Once after what is made ready, once after the launch."""
+    said = fresh().do(cuda_lab.call, axpy(), vectors(), fail=("cuCtxPopCurrent", skip, 1))
+    assert said.error == "RuntimeError: axpy: cuCtxPopCurrent failed: CUDA_ERROR_INVALID_VALUE (invalid argument)"
+    assert len(said.launches()) == skip
 
 
 def test_a_device_that_is_not_there(driver):

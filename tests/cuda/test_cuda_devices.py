@@ -13,7 +13,13 @@ from types import SimpleNamespace
 
 import pytest
 
+import tlhub
+from tlhub import sources
+from tlhub.cache.chain import this_host
+from tlhub.cache.manifest import Manifest
 from tlhub.errors import BuildError
+from tlhub.specs import ABI
+from tlhub.stores import user_store
 from tlhub_cuda import TARGET, device, nvml
 
 _H200, _OTHER = "GPU-aa11-22", "GPU-aa33-44"
@@ -177,6 +183,8 @@ def test_the_doctor_tells_of_driver_and_compiler(machine, monkeypatch):
 
     compiler = SimpleNamespace(version="13.0.88", command="/opt/nvcc", release=(13, 0))
     monkeypatch.setattr(nvcc, "find", lambda: compiler)
+    monkeypatch.setattr(nvcc, "_candidates", lambda: iter([("nvcc in PATH", "/opt/nvcc")]))
+    monkeypatch.setattr(nvcc, "_version", lambda command: "13.0.88")
     machine(CUDA_DEVICE_ORDER="PCI_BUS_ID", CUDA_VISIBLE_DEVICES="0,1")
     found = {c.name: c for c in doctor._devices()}
     assert found["target cuda"].detail.startswith("cuda:0 NVIDIA H200 (cuda:sm_90a, 132 cores), cuda:1 NVIDIA Unheard")
@@ -185,8 +193,13 @@ def test_the_doctor_tells_of_driver_and_compiler(machine, monkeypatch):
 
     machine(FAKE_CUDA="12080")
     found = {c.name: c for c in doctor._devices()}
-    assert (found["nvcc"].state, found["nvcc"].hint) == ("warning", "export CUDA_HOME=/a/toolkit/of/CUDA/12")
+    assert (found["nvcc"].state, found["nvcc"].hint) == ("warning", "update the driver to 580 or later")
     assert found["nvcc"].detail == "13.0.88 (/opt/nvcc): the driver runs code of CUDA 12 and older"
+    here = {"/opt/nvcc": "13.0.88", "/opt/cuda 12/bin/nvcc": "12.8.93"}
+    monkeypatch.setattr(nvcc, "_candidates", lambda: ((command, command) for command in here))
+    monkeypatch.setattr(nvcc, "_version", here.get)
+    found = {c.name: c for c in doctor._devices()}
+    assert found["nvcc"].hint == "export CUDA_HOME='/opt/cuda 12'"
 
     monkeypatch.setattr(nvcc, "find", none)
     machine(CUDA_DEVICE_ORDER="", CUDA_VISIBLE_DEVICES="0,1")
@@ -199,6 +212,34 @@ def test_the_doctor_tells_of_driver_and_compiler(machine, monkeypatch):
     found = {c.name: c for c in doctor._devices()}
     assert found["target cuda"].state == "ok" and "no NVIDIA driver" in found["target cuda"].detail
     assert "cuda driver" not in found
+
+
+def test_an_entry_that_needs_more_shared_memory_than_the_device_has_is_refused(machine, cold_cache):
+    """PTX that fits an H200, which has more than every device that it is for, and not a smaller one."""
+    machine()
+    where = {"arch": "cuda:compute_80", "schedule": "simt"}
+    problem = ("gemm", (64, 64, 64), "float16")
+    told, host = tlhub.explain(*problem, **where), this_host()
+    (candidate,) = told.resolution.candidates
+    manifest = Manifest.make(
+        told.problem,
+        told.place.arch,
+        schedule=candidate.schedule.name,
+        schedule_revision=candidate.schedule.revision,
+        source_digest=sources.digest(candidate.schedule),
+        config=candidate.config,
+        toolchain={},
+        abi=ABI,
+        platform={"os": host.os, "machine": host.machine, "glibc": ""},
+        resources={"shared_memory": 163 << 10},
+    )
+    with user_store().stage() as staged:
+        Path(staged.path, "kernel.so").write_bytes(b"")
+        user_store().publish(staged, manifest)
+    large, small = (tlhub.explain(*problem, device=f"cuda:{i}", **where) for i in (0, 1))
+    assert large.place.facts.shared_memory == small.place.facts.shared_memory == 99 << 10
+    assert large.hit is not None and small.hit is None
+    assert "it needs 166912 bytes of shared memory a block, the device has 101376" in str(small)
 
 
 # -- in processes of their own, as the dynamic loader finds the library ----------------------------

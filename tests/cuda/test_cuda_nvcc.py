@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.machinery
 import importlib.util
 import os
+import shlex
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -62,8 +64,11 @@ def test_no_nvcc(bare, monkeypatch):
 
 def test_a_host_compiler_is_needed(bare, monkeypatch):
     found = Nvcc(str(tool(bare / "cuda", body="import sys; print(sys.argv[1:])")), "13.0.88")
-    with pytest.raises(BuildError, match="nvcc needs a host compiler; looked in PATH for gcc, clang and cc\nhint: "):
+    with pytest.raises(
+        BuildError, match="nvcc needs a host compiler; looked in PATH for gcc, clang and cc\n"
+    ) as caught:
         found.run(str(bare), ["-cubin"])
+    assert caught.value.hint == "install gcc, or name another in NVCC_CCBIN"
     tool(bare / "bin", name="clang")
     assert found.run(str(bare), ["-cubin"]).strip() == "['-ccbin', 'clang', '-cubin']"
     monkeypatch.setenv("NVCC_CCBIN", "/opt/gcc 14/bin/gcc")
@@ -83,12 +88,44 @@ def test_what_it_printed_is_told(bare):
     ("version", "arch", "least"),
     [("12.4.131", "sm_100a", "12.8"), ("11.7.1", "sm_90a", "12.0"), ("12.4.1", "sm_90a", None)],
 )
-def test_too_old_for_an_arch(version, arch, least):
+def test_too_old_for_an_arch(bare, version, arch, least):
     found = Nvcc("nvcc", version)
     if least is None:
         return found.serve(arch)
     with pytest.raises(BuildError, match=f"nvcc {version} does not know {arch}; CUDA {least} and later do\nhint: pip"):
         found.serve(arch)
+
+
+def follow(hint, monkeypatch):
+    """Do what a hint says of the environment; return what else it says to do."""
+    before, _, home = hint.rpartition("export CUDA_HOME=")
+    (path,) = shlex.split(home)
+    monkeypatch.setenv("CUDA_HOME", path)
+    return before
+
+
+@pytest.mark.parametrize(("old", "new"), [("home", "a path"), ("home", "nvidia/cu13"), ("a path", "nvidia/cu13")])
+def test_the_hint_takes_the_one_that_will_do(bare, monkeypatch, old, new):
+    monkeypatch.setenv("PATH", str(bare / "a path" / "bin"))
+    monkeypatch.setenv("CUDA_HOME", str(bare / "home"))
+    tool(bare / old / "bin", "12.4.131")
+    command = tool(bare / new / "bin", "12.8.93")
+    with pytest.raises(BuildError) as caught:
+        nvcc.find().serve("sm_120a")
+    assert follow(caught.value.hint, monkeypatch) == ""
+    assert nvcc.find() == Nvcc(str(command), "12.8.93")
+    nvcc.find().serve("sm_120a")
+
+
+def test_the_hint_where_none_will_do(bare, monkeypatch):
+    """What pip installs comes after the one that is too old: it must be named."""
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(bare / name))
+    tool(bare / "bin", "12.4.131")
+    with pytest.raises(BuildError) as caught:
+        nvcc.find().serve("sm_120a")
+    assert follow(caught.value.hint, monkeypatch) == 'pip install "tlhub-core[nvcc]" && '
+    tool(bare / "purelib" / "nvidia" / "cu13" / "bin", "13.0.88")
+    nvcc.find().serve("sm_120a")
 
 
 @pytest.mark.parametrize(
@@ -100,13 +137,31 @@ def test_too_old_for_an_arch(version, arch, least):
         ((12, 9), "sm_100a", 570),
         ((13, 0), "sm_120a", 580),
         ((12, 4), "compute_80", 550),
-        ((12, 7), "compute_80", 560),
+        ((12, 7), "compute_80", 570),
         ((13, 0), "compute_80", 580),
-        ((13, 2), "compute_80", 590),
+        ((13, 2), "compute_80", 595),
+        ((11, 8), "sm_80", 525),
+        ((11, 8), "sm_89", 525),
+        ((11, 4), "compute_80", 525),
     ],
 )
 def test_the_least_driver(release, arch, driver):
     assert nvcc.least_driver(release, arch) == driver
+
+
+def test_ptx_for_drivers_that_are_not_known(bare, monkeypatch):
+    major, minor = max(nvcc._DRIVERS)
+    with pytest.raises(BuildError) as caught:
+        nvcc.least_driver((major, minor + 1), "compute_80")
+    assert caught.value.message == (
+        f"nvcc {major}.{minor + 1} writes PTX for drivers that tlhub does not know; it knows those up to "
+        f"CUDA {major}.{minor}"
+    )
+    assert f'pip install "tlhub-core[nvcc]" "nvidia-cuda-nvcc<{major}.{minor + 1}" && ' in caught.value.hint
+    tool(bare / "bin", f"{major}.{minor}.1")
+    with pytest.raises(BuildError) as caught:
+        nvcc.least_driver((major + 1, 0), "compute_80")
+    assert caught.value.hint == f"export CUDA_HOME={bare}"
 
 
 SAID = """\
@@ -133,7 +188,7 @@ ptxas warning : Value of threads per SM for entry large is out of range. .minnct
 
 
 def test_what_ptxas_says_of_each_kernel():
-    assert nvcc.usage(SAID) == {"large": Usage(255, 360, 144, 1024), "small$1": Usage(10, 0, 0, 0)}
+    assert nvcc.usage(SAID) == {"large": Usage(255, 360, 1024), "small$1": Usage(10, 0, 0)}
     assert nvcc.usage("") == {}
 
 

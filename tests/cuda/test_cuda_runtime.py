@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import weakref
 from types import ModuleType, SimpleNamespace
 
 import cuda_lab
 import numpy as np
 import pytest
+from cuda_lab import Array
 
 from tlhub.errors import DeviceError
 
@@ -116,6 +118,45 @@ def run(name, library, arrays, *, current=0, what="__call__", **how):
     return SimpleNamespace(said=cuda_lab.Said(calls, None), made=list(state.made), error=error, result=shown)
 
 
+def jax_stream(library):
+    """Return the error of a call on JAX arrays with a stream."""
+    array = type("ArrayImpl", (Array,), {"__module__": "jaxlib._jax"})
+    try:
+        kernel("axpy", library)(array((9,)), array((9,)), stream=5)
+    except Exception as raised:
+        return type(raised).__name__, str(raised)
+
+
+def watched(library, columns, *, out=True):
+    """Sum rows, for each number of *columns* once, on arrays of no known library; return what happened in each call.
+
+    ``main`` and ``workspace``: a call of the library; ``finished``: the output; ``freed``: the scratch memory.
+    """
+    from tlhub.runtime import arrays
+
+    called, happened = kernel("sums", library), []
+
+    def noted(what, function):
+        return lambda *arguments: (happened[-1].append(what), function(*arguments))[1]
+
+    def empty_like(x, shape, dtype):
+        made = Array(shape, 1 << 36 if dtype == "uint8" else 1 << 40, dtype)
+        if dtype == "uint8":
+            weakref.finalize(made, lambda: happened[-1].append("freed"))
+        return made, noted("finished", lambda x: x)
+
+    called.function, called._scratch = noted("main", called.function), noted("workspace", called._scratch)
+    before, arrays.empty_like = arrays.empty_like, empty_like
+    try:
+        for n in columns:
+            happened.append([])
+            called(Array((100, n), 1 << 30), out=Array((100,), 1 << 40) if out else None)
+    finally:
+        arrays.empty_like = before
+        cuda_lab.take()
+    return happened
+
+
 def vectors(n=1000, **fields):
     return [{"shape": (n,), "address": (i + 1) << 20, **fields} for i in range(2)]
 
@@ -147,6 +188,25 @@ def test_a_named_stream_is_the_calls_and_the_outputs(driver):
 def test_what_is_no_stream(driver, stream):
     kind, text = driver.do(run, "axpy", built("axpy").library, vectors(), stream=stream).error
     assert kind == "ArgumentError" and "axpy: argument 'stream': expected a stream of PyTorch or CuPy, or its" in text
+
+
+def test_jax_takes_no_stream(driver):
+    """It waits for one of its own: what ran on another would not be waited for."""
+    kind, text = driver.do(jax_stream, built("axpy").library)
+    assert kind == "ArgumentError" and "axpy: argument 'stream': expected None, for JAX waits for a stream" in text
+    assert "hint: leave stream= away" in text
+
+
+def test_scratch_memory_is_kept_until_the_output_is_finished(driver):
+    (done,) = driver.do(watched, built("sums").library, [500], out=False)
+    assert done == ["workspace", "main", "finished", "freed"]
+
+
+def test_a_call_after_one_that_needed_scratch_memory_asks_for_it_first(driver):
+    called = driver.do(watched, built("sums").library, [500, 500, 500, 20, 20])
+    asked = ["workspace", "main", "freed"]
+    # the first call may find it out by a refusal; of those that need none, one asks before it knows
+    assert called[1:] == [asked, asked, ["workspace", "main"], ["main"]]
 
 
 def test_scratch_memory_is_made_where_it_is_needed(driver):

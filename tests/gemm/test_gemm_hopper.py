@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import subprocess
 from pathlib import Path
 
@@ -10,14 +11,17 @@ import cuda_lab
 import pytest
 from cuda_lab import Array, number
 
-from tlhub import problem
+import tlhub_registry
+from tlhub import catalog, problem, workload
 from tlhub.errors import BuildError
 from tlhub.specs import DeviceFacts
+from tlhub.workload import Item
 from tlhub_cuda import nvcc
 from tlhub_gemm import hopper_program
 from tlhub_gemm.contract import GEMM
-from tlhub_gemm.hopper import HOPPER
+from tlhub_gemm.hopper import HOPPER, PLANS
 from tlhub_gemm.hopper_plan import Plan
+from tlhub_gemm.skinny_plan import Tile
 
 H200 = DeviceFacts("cuda:sm_90a", "an H200", cores=132, shared_memory=227 * 1024)
 ALL = {"epilogue": "gelu", "bias": True, "residual": True}
@@ -123,6 +127,15 @@ def test_every_plan_has_room_for_a_ring(item):
     assert len(tried) > 8
     for plan in map(Plan.parse, sorted(tried)):
         assert plan.stages(item) >= 3 and plan.shared(item) <= 227 * 1024
+
+
+def test_what_certifies_it_runs_every_plan():
+    """And a binary with several plans beside the kernels for few rows."""
+    items = workload.parse(tlhub_registry.workload("certify/gemm-hopper"), "gemm-hopper", catalog.load())
+    made = [problem.make(GEMM, i.shape, i.dtype, i.options) for i in items if isinstance(i, Item)]
+    numbers = [m for m in made if not any(isinstance(extent, str) for extent in m.dim.values())]
+    assert {plan for m in numbers for plan in plans(m)[:1]} == set(map(str, PLANS))
+    assert any(len(plans(m)) > 1 and "skinny_8" in HOPPER.configs(m, H200)[0] for m in made)
 
 
 def test_a_plan_is_written_as_it_is_read():
@@ -279,6 +292,13 @@ def test_an_operand_that_has_no_tensor_map_is_copied_to_scratch_memory(driver, s
         assert to[name] == at
 
 
+@pytest.mark.parametrize("batch", [1 << 31, 0x7FFFF000, 0x7FFF0000])
+def test_more_tiles_than_an_int_counts_are_left_to_the_cuda_cores(driver, batch):
+    """Which refuse what is more than a grid has."""
+    said = driver.do(cuda_lab.call, build(SCHEMES).library, arguments(1, 8, 8, batch=batch))
+    assert "simt_" in (said.error or said.launch["kernel"])
+
+
 def test_an_empty_sum_is_left_to_the_cuda_cores(driver):
     assert call(driver, 200, 304, 0).launch["kernel"].startswith("simt")
 
@@ -286,4 +306,33 @@ def test_an_empty_sum_is_left_to_the_cuda_cores(driver):
 def test_plans_of_a_config_have_a_kernel_each():
     made = problem.make(GEMM, ("M", "N", "K"), "float16", {})
     source = hopper_program.program(made, {"plans": SCHEMES}, "cuda:sm_90a").source
-    assert source.count("\nHOPPER(") == 3 and source.count("struct hopper::Wgmma<") == 3
+    assert source.count("\nHOPPER(") == 3 and source.count("struct tensor_cores::Wgmma<") == 3
+
+
+def test_kernels_of_plans_and_for_few_rows_share_products():
+    made = problem.make(GEMM, ("M", "N", "K"), "float16", {})
+    few = {"skinny_8": "64x2x64x8", "skinny_64": "64x2x64x7"}
+    source = hopper_program.program(made, {"plans": SCHEMES, **few}, "cuda:sm_90a").source
+    widths = re.findall(r"struct tensor_cores::Wgmma<(\d+),", source)
+    assert widths == ["8", "64", "192", "256"] and source.count("\nSKINNY_HOPPER(") == 2
+
+
+@pytest.mark.parametrize("launched", [0, 16])
+def test_a_layout_that_differs_from_the_launch_does_not_compile(tmp_path, launched):
+    """The bytes of shared memory of a launch are those that the kernel lays out."""
+    cuda_lab.needs_nvcc()
+    made = problem.make(GEMM, ("M", "N", "K"), "float16", {})
+    source = hopper_program.program(made, {"plans": "ping-64x128", "skinny_8": "64x2x64x8"}, "cuda:sm_90a").source
+    for macro, name, shared in (
+        ("HOPPER", "hopper_ping_64x128, ", Plan.parse("ping-64x128").shared(2)),
+        ("SKINNY_HOPPER", "", Tile.parse("64x2x64x8").shared(8, False, "cuda:sm_90a")),
+    ):
+        assert f"\n{macro}({name}{shared}, " in source
+        source = source.replace(f"\n{macro}({name}{shared}, ", f"\n{macro}({name}{shared - launched}, ")
+    (tmp_path / "program.cu").write_text(source)
+    command = [nvcc.find().command, "-ptx", "-arch=sm_90a", "-std=c++17", "program.cu", "-o", "program.ptx"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    said = done.stdout + done.stderr
+    assert (done.returncode == 0) == (launched == 0)
+    for mistake in ("Plan.shared has another layout", "Tile.shared has another layout"):
+        assert (mistake in said) == bool(launched)

@@ -12,10 +12,10 @@ from cuda_lab import Array, number
 from tlhub import problem
 from tlhub.errors import BuildError
 from tlhub.specs import DeviceFacts
-from tlhub_gemm import skinny, skinny_program
+from tlhub_gemm import skinny, skinny_plan
 from tlhub_gemm.contract import GEMM
 from tlhub_gemm.skinny import SKINNY
-from tlhub_gemm.skinny_program import TOKENS, Tile
+from tlhub_gemm.skinny_plan import TOKENS, Tile
 
 H200 = DeviceFacts("cuda:sm_90a", "an H200", cores=132, shared_memory=227 * 1024)
 A100 = DeviceFacts("cuda:sm_80", "an A100", cores=108, shared_memory=163 * 1024)
@@ -83,7 +83,7 @@ def test_every_config_fits_the_device(facts, trans_b):
             configs = SKINNY.configs(made, facts)
             assert configs and len({str(c) for c in configs}) == len(configs)
             for config in configs:
-                ((tokens, tile),) = skinny_program.tiles(config).items()
+                ((tokens, tile),) = skinny_plan.tiles(config).items()
                 assert tokens >= m and (tokens == 8 or tokens < 2 * m)
                 assert tile.shared(tokens, trans_b, facts.arch) <= (facts.shared_memory or 99 * 1024)
                 assert tile.threads(tokens, facts.arch) <= 1024 and tile.split <= 8
@@ -91,9 +91,9 @@ def test_every_config_fits_the_device(facts, trans_b):
 
 def test_symbolic_rows_have_a_kernel_for_each_number_of_tokens():
     config = skinny.config(make("M"), H200)
-    assert list(skinny_program.tiles(config)) == list(TOKENS)
+    assert list(skinny_plan.tiles(config)) == list(TOKENS)
     assert config["skinny_8"] == str(skinny.best(make(8), 8, H200))
-    assert set(skinny_program.tiles(skinny.config(make("M", "N", "K"), A100))) == set(TOKENS)
+    assert set(skinny_plan.tiles(skinny.config(make("M", "N", "K"), A100))) == set(TOKENS)
 
 
 def test_a_tile_is_written_as_it_is_read():
@@ -225,3 +225,23 @@ def test_what_a_tensor_map_cannot_have_goes_to_the_cuda_cores(driver):
     for operand in ({"strides": (0, 1)}, {"strides": (-64, 1), "address": (1 << 30) + 7 * 128}):
         assert call(driver, 8, 64, 64, a=operand).launch["kernel"] == "simt_small"
     assert call(driver, 8, 64, 0).launch["kernel"].startswith("simt")
+
+
+@pytest.mark.parametrize("wide", [{"n": 1 << 31}, {"k": 1 << 31}, {"batch": 1 << 31}])
+def test_coordinates_that_are_no_ints_go_to_the_cuda_cores(driver, wide):
+    """Or past what a grid of theirs has, which is an error; a tensor map would read zeros there."""
+    size = {"m": 8, "n": 64, "k": 64, "batch": 1, **wide}
+    m, n, k, batch = size["m"], size["n"], size["k"], size["batch"]
+    said = driver.do(
+        cuda_lab.call,
+        build("cuda:sm_90a").library,
+        [
+            Array((batch, m, k), 1 << 30, "float16"),
+            Array((batch, k, n), 1 << 50, "float16"),
+            Array((batch, m, n), 1 << 52, "float16"),
+            None,
+            1.0,
+        ],
+    )
+    taken = said.error or said.launch["kernel"]
+    assert "simt_" in taken

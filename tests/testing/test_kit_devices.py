@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tlhub import catalog, problem
+from tlhub.specs import Tensor
 from tlhub.testing import default_scalars, devices, inputs, numbers, poisoned
 from tlhub.testing.data import numpy_dtype, spilled
 
@@ -91,6 +92,15 @@ class Elsewhere:
     def get(self) -> Any:
         return self.own
 
+    def __bool__(self) -> bool:
+        return bool(self.own)
+
+    def __int__(self) -> int:
+        return int(self.own)
+
+    def __float__(self) -> float:
+        return float(self.own)
+
 
 def operator(name: str) -> Any:
     return lambda self, *others: wrapped(getattr(self.own, name)(*map(bare, others)))
@@ -139,6 +149,77 @@ def test_the_reference_of_gemm_asks_nothing_but_numpys_protocols(
     assert asked == ["cuda:0"]
     for one, other in zip((*here[0], *here[1]), (*there[0], *there[1]), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("elsewhere", [lambda x: x, Elsewhere])
+def test_the_judge_is_one_for_every_library(elsewhere: Any) -> None:
+    want = np.array([[1.0, 2.0], [np.nan, np.inf], [-7e4, 0.0]])
+    right, bound = np.array([[1.25, 2.0], [np.nan, np.inf], [-np.inf, 0.0]]), np.full((3, 2), 0.5)
+
+    def worst(got: Any, dtype: str = "float16") -> float:
+        return numbers._worst(elsewhere(got), elsewhere(want), elsewhere(bound), "c", np.dtype(dtype))
+
+    assert worst(right) == 0.5
+    for place, value in (((0, 1), 2.75), ((1, 0), 0.0), ((0, 1), np.nan), ((2, 0), np.inf), ((1, 1), -np.inf)):
+        wrong = right.copy()
+        wrong[place] = value
+        with pytest.raises(AssertionError, match=rf"c\[{place[0]}, {place[1]}\] is .* 1 of 6 elements"):
+            worst(wrong)
+    with pytest.raises(AssertionError, match=r"c\[2, 0\] is -inf, expected -70000.0 .* 1 of 6"):
+        worst(right, "float32")
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16", "float8_e5m2", "float8_e4m3fn", "int8"])
+def test_where_a_format_ends(dtype: str) -> None:
+    kind = numpy_dtype(dtype)
+    least = numbers._infinite(kind)
+    if dtype in ("float64", "float8_e4m3fn", "int8"):
+        assert least == np.inf
+    else:
+        with np.errstate(over="ignore"):  # ml_dtypes rounds to float32 on the way
+            ends = np.array([least * (1 - 1e-6), least]).astype(kind).astype(np.float64)
+        assert list(np.isinf(ends)) == [False, True]
+
+
+@pytest.mark.parametrize("fault", ["", "number", "spill"])
+def test_arrays_made_on_the_device_are_checked_there(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    torch = pytest.importorskip("torch")
+    kernel = catalog.load().kernel("gemm")
+    made = problem.make(kernel, (33, 7, 65), "bfloat16", {})
+    sign, scalars, arrays = problem.signature(kernel, made), default_scalars(kernel, made), devices.TorchArrays("cpu")
+    given = {t.name: arrays.random(t, seed) for seed, t in enumerate(sign.inputs)}
+    assert {(x.dtype, tuple(x.shape)) for x in given.values()} == {(torch.bfloat16, t.extents) for t in sign.inputs}
+
+    def compiled(a: Any, b: Any, *, out: Any, alpha: float) -> None:
+        assert a is given["a"] and b is given["b"]
+        torch.matmul(a, b, out=out)
+        if fault == "number":
+            out[0, 3, 4] += 9
+        if fault == "spill":
+            out.as_strided((1,), (1,), out.storage_offset() + out.numel())[0] = 0
+
+    monkeypatch.setattr(arrays, "double", lambda x: Elsewhere(x.double().numpy()))
+    if not fault:
+        assert 0 < numbers.check_there(compiled, kernel, made, given, scalars, arrays) <= 1
+        return
+    said = {"number": r"c\[0, 3, 4\] is .* 1 of 231 elements", "spill": "outside output 'c'"}[fault]
+    with pytest.raises(AssertionError, match=said):
+        numbers.check_there(compiled, kernel, made, given, scalars, arrays)
+
+
+def test_the_arrays_are_pytorchs_unless_cupy_alone_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "TorchArrays", lambda device: f"torch on {device}")
+    monkeypatch.setattr(devices, "CupyArrays", lambda device: f"cupy on {device}")
+    for preferred, found in (((), "torch"), (("cupy", "torch"), "torch"), (("cupy",), "cupy"), (("numpy",), "torch")):
+        assert devices.pick("cuda:1", preferred) == f"{found} on cuda:1"
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float8_e4m3fn", "int8", "bool"])
+def test_random_arrays_of_the_device_repeat(dtype: str) -> None:
+    pytest.importorskip("torch")
+    arrays, tensor = devices.TorchArrays("cpu"), Tensor("x", ("M", "N"), (33, 65), dtype, False)
+    one, again, other = (arrays.random(tensor, seed).double() for seed in (1, 1, 2))
+    assert (one == again).all() and (one != other).any() and arrays.empty(tensor).shape == (33, 65)
 
 
 def test_poison_shows_through_a_copy() -> None:

@@ -114,25 +114,21 @@ class Report:
 
     def _columns(self, rounds: tuple[float, ...], ours: tuple[float, ...], width: int) -> str:
         seconds = statistics.median(rounds)
-        faster = "" if rounds is ours else f"{_ratio(ours, rounds):.2f}"
+        faster = "" if rounds is ours else f"{ratio(ours, rounds):.2f}"
         return f"{span(seconds):>{width}}{gflops(self.flops, seconds):>10.1f}{faster:>8}"
 
 
-def ratio(ours: Timing, theirs: Timing) -> float:
-    """Return how many times as fast as theirs ours is: the median over rounds, so that a slow phase of the machine,
-    which both sides of a round see, cancels."""
-    return _ratio(ours.rounds, theirs.rounds)
-
-
 def ratios(ours: Timing, theirs: Timing) -> dict[str, float]:
-    """Return ``ratio``, and ``device_ratio`` where the GPU alone was timed too."""
-    found = {"ratio": ratio(ours, theirs)}
+    """Return the ``ratio`` of a call, and ``device_ratio`` where the GPU alone was timed too."""
+    found = {"ratio": ratio(ours.rounds, theirs.rounds)}
     if ours.device and theirs.device:
-        found["device_ratio"] = _ratio(ours.device, theirs.device)
+        found["device_ratio"] = ratio(ours.device, theirs.device)
     return found
 
 
-def _ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Return how many times as fast as theirs ours is: the median over rounds, so that a slow phase of the machine,
+    which both sides of a round see, cancels."""
     return statistics.median(t / o for o, t in zip(ours, theirs, strict=True))
 
 

@@ -27,10 +27,11 @@ class LeftOut(Exception):
 
 
 class Side:
-    """A long-lived process that runs one implementation on *threads* threads."""
+    """A long-lived process that runs one implementation on *threads* threads. ``failed``: it raised an error."""
 
     def __init__(self, name: str, threads: int) -> None:
         self.name = name
+        self.failed = False
         env = {k: v for k, v in os.environ.items() if k not in _FORGOTTEN}
         pools = ("TLHUB_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
         self._process = subprocess.Popen(
@@ -68,6 +69,7 @@ class Side:
         except BrokenPipeError:
             line = ""
         if not line:
+            self.failed = True
             code = self._process.wait()
             raise TlhubError(f"the process that runs {self.name} ended with {code} while it was to {what}")
         answer = json.loads(line)
@@ -76,6 +78,7 @@ class Side:
         kind, text = answer["error"], answer["message"]
         if kind == "LeftOut":
             raise LeftOut(text)
+        self.failed = True
         if kind == "AssertionError":
             raise AssertionError(text)
         known = getattr(errors, kind, None)

@@ -13,7 +13,7 @@ from typing import Any
 from tlhub.bench.measure import bench
 from tlhub.bench.report import Report, ratios, span
 from tlhub.bench.side import Side
-from tlhub.errors import NoSchedule, NotPrebuilt, TlhubError, UnknownName, suggest
+from tlhub.errors import TlhubError, UnknownName, suggest
 from tlhub.workload import Item, Mistake
 
 
@@ -122,6 +122,7 @@ def run(
 ) -> Suite:
     """Measure every problem of the suite *name*, as ``bench`` does. On a GPU one process measures all.
 
+    *device*, *arch* and *schedule* hold for all problems, whatever the suite says.
     Raises UnknownName, ArgumentError and DeviceError for what is wrong with all of them; what is wrong with one is its
     row's reason.
     """
@@ -137,19 +138,20 @@ def run(
             if isinstance(item, Mistake):
                 rows.append(Row(item.where, reason=str(item.error)))
                 continue
-            asked = item.request()
-            asked |= {"arch": arch or item.arch, "schedule": schedule or item.schedule}
+            asked = item.request() | {"schedule": schedule or item.schedule}
+            if device is not None or arch is not None:  # what is asked for holds for all
+                asked["arch"] = arch
             title = _title(item)
             say(f"{number} of {len(items)}: {title}")
             if worker is None and place.target.name != "cpu":
                 worker = stack.enter_context(Side("tlhub", os.cpu_count() or 1))
             try:
                 rows.append(Row(title, bench(**asked, **how, worker=worker)))
-            except (NotPrebuilt, NoSchedule) as error:
-                rows.append(Row(title, reason=str(error)))
             except TlhubError as error:
                 rows.append(Row(title, reason=str(error)))
-                worker = None  # a GPU that failed in a process fails whatever follows in it
+            if worker is not None and worker.failed:  # a GPU that failed in a process fails whatever follows in it
+                stack.close()
+                worker = None
     return Suite(name, tuple(rows))
 
 

@@ -382,30 +382,37 @@ static int read_call(const int64_t *expected, const TVMFFIAny *args, int32_t n, 
   return 0;
 }
 
+static text_t begin_workspace(const call_t *c, int64_t need) {
+  text_t t = begin("workspace");
+  say(&t, "an array on %s:%d of at least %lld bytes without gaps, aligned to %d", device_name(C->device_type),
+      c->arrays[0].view.device.device_id, (long long)need, TLHUB_WORKSPACE_ALIGNMENT);
+  return t;
+}
+
 /* The scratch memory: any array without gaps that is large enough, for nothing is read from it. */
 static int read_workspace(const TVMFFIAny *any, call_t *c) {
   int tensors = C->num_inputs + C->num_outputs;
   const DLTensor *got = tensor(any);
   int64_t need, size = 1;
-  text_t t = begin("workspace");
   if (C->workspace(c->passed, &need)) return -1;
-  say(&t, "an array on %s:%d of at least %lld bytes without gaps, aligned to %d", device_name(C->device_type),
-      c->arrays[0].view.device.device_id, (long long)need, TLHUB_WORKSPACE_ALIGNMENT);
   TVMFFIAny *passed = &c->passed[tensors + C->num_scalars];
   passed->type_index = kTVMFFIOpaquePtr;
   passed->zero_padding = 0;
   passed->v_ptr = NULL;
   if (!got && (need || any->type_index != kTVMFFINone)) {
+    text_t t = begin_workspace(c, need);
     say(&t, ", got %s", type_name(any->type_index));
     return refuse("TypeError", &t);
   }
   if (!need) return 0;
   if (!on_device(got->device.device_type) || got->device.device_id != c->arrays[0].view.device.device_id) {
+    text_t t = begin_workspace(c, need);
     say(&t, ", got one on %s:%d", device_name(got->device.device_type), got->device.device_id);
     return refuse("ValueError", &t);
   }
   for (int i = got->ndim - 1; i >= 0; --i) {
     if (got->strides && got->shape[i] != 1 && got->strides[i] != size) {
+      text_t t = begin_workspace(c, need);
       say(&t, ", got strides ");
       say_list(&t, got->strides, got->ndim);
       return refuse("ValueError", &t);
@@ -415,6 +422,7 @@ static int read_workspace(const TVMFFIAny *any, call_t *c) {
   size = size * got->dtype.bits * got->dtype.lanes / 8;
   char *data = (char *)got->data + got->byte_offset;
   if (size < need || (uintptr_t)data % TLHUB_WORKSPACE_ALIGNMENT) {
+    text_t t = begin_workspace(c, need);
     say(&t, ", got %lld bytes at an address that is %d past it", (long long)size,
         (int)((uintptr_t)data % TLHUB_WORKSPACE_ALIGNMENT));
     return refuse("ValueError", &t);

@@ -79,27 +79,31 @@ class Nearest(NamedTuple):
 
 
 class Host(NamedTuple):
-    """The machine that would load an entry. ``abi`` "" and ``driver`` 0 are unknown, and then not compared."""
+    """The machine that would load an entry, and of its device the driver and the bytes of shared memory a block.
+
+    ``abi`` "", ``driver`` 0 and ``shared_memory`` 0 are unknown, and then not compared.
+    """
 
     os: str
     machine: str
     glibc: str = ""
     abi: str = ""
     driver: int = 0
+    shared_memory: int = 0
 
 
 _MACHINES = {"amd64": "x86_64", "x64": "x86_64", "arm64": "aarch64"}
 
 
 @functools.cache
-def this_host(abi: str = "", driver: int = 0) -> Host:
+def this_host(abi: str = "", driver: int = 0, shared_memory: int = 0) -> Host:
     """Return the machine of this process: ``linux``, ``x86_64``, its glibc ("" for another libc)."""
     machine = (os.uname().machine if hasattr(os, "uname") else os.environ.get("PROCESSOR_ARCHITECTURE", "")).lower()
     glibc = ""
     with contextlib.suppress(AttributeError, ValueError, OSError):
         name, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
         glibc = version if name == "glibc" else ""
-    return Host(sys.platform, _MACHINES.get(machine, machine), glibc, abi, driver)
+    return Host(sys.platform, _MACHINES.get(machine, machine), glibc, abi, driver, shared_memory)
 
 
 def refuse(manifest: Manifest, host: Host) -> str | None:
@@ -115,6 +119,9 @@ def refuse(manifest: Manifest, host: Host) -> str | None:
         return f"it needs glibc {manifest.glibc}, here is {host.glibc}"
     if host.driver and manifest.least_driver > host.driver:
         return f"it needs driver {manifest.least_driver}, here is {host.driver}"
+    shared = manifest.resources.get("shared_memory", 0)
+    if host.shared_memory and isinstance(shared, (int, float)) and shared > host.shared_memory:
+        return f"it needs {shared} bytes of shared memory a block, the device has {host.shared_memory}"
     return None
 
 

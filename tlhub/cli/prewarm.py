@@ -118,7 +118,7 @@ def _requests(workload: str | None, typed: dict[str, Any]) -> list[dict[str, Any
                 hint="tlhub cache prewarm --from workload.toml",
             )
         return [request(**typed)]
-    shown = {"kernel": "KERNEL", "dims": "DIMS", "dtype": "--dtype", "options": "--option", "schedule": "--schedule"}
+    shown = {"kernel": "KERNEL", "dims": "DIMS", "dtype": "--dtype", "options": "--option"}
     given = next((name for name in shown if typed[name]), None)
     if given:
         value = typed[given] if isinstance(typed[given], str) else " ".join(typed[given])
@@ -134,6 +134,8 @@ def _requests(workload: str | None, typed: dict[str, Any]) -> list[dict[str, Any
     everywhere = {name: typed[name] for name in ("arch", "device")} if typed["arch"] or typed["device"] else {}
     if everywhere:  # what is typed holds for all, and is wrong for all or none
         locate(catalog.load(), typed["device"], typed["arch"])
+    if typed["schedule"]:
+        everywhere["schedule"] = typed["schedule"]
     found: dict[str, dict[str, Any] | Mistake] = {}
     for item in read(workload, catalog.load()):
         asked = item if isinstance(item, Mistake) else {**item.request(), **everywhere}

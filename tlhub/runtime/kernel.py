@@ -59,6 +59,7 @@ class CompiledKernel:
         self.match = match
         self.entry = entry
         self._scratch = scratch
+        self._needed = False  # whether the last call that asked needed scratch memory
         # lazy negation is of the imaginary part of a complex array
         self._complex = any(t.dtype in _PARTS for t in (*signature.inputs, *signature.outputs))
         self._streams = not arch.startswith("cpu:")
@@ -89,12 +90,13 @@ class CompiledKernel:
 
         *out*: the array to write, or a tuple of arrays where there are several outputs; without it new
         arrays of the kind of the first input are made. *stream*: a handle, or a stream of PyTorch or CuPy (default:
-        the one that the first input's library works on). *workspace*: an array of as many bytes as ``workspace()``
-        says (default: one is made where it is needed). *scalars*: by name, the contract's defaults otherwise.
-        Raises ArgumentError, which is a ValueError and a TypeError, before anything is written; DeviceError.
+        the one that the first input's library works on; JAX takes no other). *workspace*: an array of as many bytes as
+        ``workspace()`` says (default: one is made where it is needed). *scalars*: by name, the contract's defaults
+        otherwise. Raises ArgumentError, which is a ValueError and a TypeError, before anything is written; DeviceError.
         """
         if stream is not None:
-            with streams.entered((*inputs, out)[0], stream, self._handle(stream)):
+            first = (*inputs, out)[0]
+            with streams.entered(first, stream, self._handle(stream, first)):
                 return self(*inputs, out=out, workspace=workspace, **scalars)
         if out is None and self._single and inputs and type(inputs[0]) in MAKERS:
             # Only a convenience: whatever is wrong with the inputs is told below.
@@ -110,6 +112,8 @@ class CompiledKernel:
                 else:
                     if lazy is None or not (out.requires_grad or self._complex and lazy(out)):
                         rest = (workspace, *self._values(scalars)) if scalars or workspace is not None else self._rest
+                        if self._needed and workspace is None:  # and so may this: a refusal costs more than to ask
+                            rest = (self._room(inputs[0], *inputs, out, *rest), *rest[1:])
                         self.function(*inputs + (out,) + rest)
                         return out
             except BufferError:
@@ -144,15 +148,16 @@ class CompiledKernel:
         with streams.current((*inputs, *results)[0]) if self._streams else nullcontext():
             try:
                 try:
-                    self._run(inputs, read, results, workspace, values)
+                    room = self._run(inputs, read, results, workspace, values)
                 except BufferError:  # a read-only NumPy array, say, of a type that may otherwise be handed over
-                    self._run(inputs, self._readable(inputs), results, workspace, values)
+                    room = self._run(inputs, self._readable(inputs), results, workspace, values)
             except (ValueError, TypeError, OverflowError) as error:
                 raise self._explain(error, inputs) from None
             except RuntimeError as error:
                 self._blame(inputs, results)
                 raise self._failed(error) from None
         done = tuple(f(x) if f else x for f, x in zip(finish, results, strict=True))
+        del room  # not before: it is finishing that waits for the kernel, and JAX gives away memory that nobody holds
         return done[0] if self._single else done
 
     def _operands(
@@ -178,26 +183,33 @@ class CompiledKernel:
         results: list[Any],
         workspace: Any,
         values: tuple[Any, ...],
-    ) -> None:
+    ) -> Any:
+        """Run, and return the workspace, which is to be kept until the outputs are finished."""
         written = self._written(results)
         if self._scratch is not None and workspace is None:
             workspace = self._room(inputs[0], *read, *written, None, *values)
         self.function(*read, *written, arrays.memory(workspace), *values)
+        return workspace
 
     def _room(self, like: Any, *arguments: Any) -> Any:
         """Return the workspace of a call with these arguments, on the device of *like*, None where it needs none."""
         assert self._scratch is not None
         size = self._scratch(*arguments)
+        self._needed = size > 0
         return arrays.empty_like(like, (size,), "uint8")[0] if size else None
 
-    def _handle(self, stream: Any) -> int:
-        found = streams.handle(stream) if self._streams else None
-        if found is not None:
-            return found
-        expected = (
-            "a stream of PyTorch or CuPy, or its handle" if self._streams else f"None, for {self.arch} has no streams"
-        )
-        hint = "stream=torch.cuda.current_stream()" if self._streams else "leave stream= away"
+    def _handle(self, stream: Any, first: Any) -> int:
+        """Return the handle of *stream*, for a call whose first array is *first*. Raises ArgumentError."""
+        hint = "leave stream= away"
+        if not self._streams:
+            expected = f"None, for {self.arch} has no streams"
+        elif streams.library(first) == "jax":
+            expected = "None, for JAX waits for a stream of its own and for no other"
+        else:
+            found = streams.handle(stream)
+            if found is not None:
+                return found
+            expected, hint = "a stream of PyTorch or CuPy, or its handle", "stream=torch.cuda.current_stream()"
         raise arrays.refuse(self.kernel.name, "stream", expected, type(stream).__name__, hint)
 
     def _readable(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tlhub.problem import input_dtypes
 from tlhub.specs import Extent, Kernel, Problem
-from tlhub.testing.data import Array, default_scalars, function, inputs, poisoned, spilled
-from tlhub.testing.devices import fetched, float64, on_gpu, put
+from tlhub.testing.data import Array, default_scalars, function, inputs, numpy_dtype, poisoned, spilled
+from tlhub.testing.devices import Arrays, fetched, float64, on_gpu, put
 
 _LONG = 1e11
 """Operations of a problem whose reference takes seconds on a CPU; on a GPU it is computed there."""
@@ -53,9 +54,10 @@ def check(
     device = device or f"{getattr(what, 'arch', 'cpu').partition(':')[0]}:0"
     names = [name for name, _ in problem.dtypes]
     placed = [put(given[name], device)[0] for name in names[: len(given)]]
-    outputs = _run(what, contract, problem, placed, values, device)
+    place = functools.partial(put, device=device)
+    outputs, _ = _run(what, contract, problem, placed, values, place)
     for _ in range(times - 1):
-        again = _run(what, contract, problem, placed, values, device)
+        again, _ = _run(what, contract, problem, placed, values, place)
         for name, one, other in zip(names[len(given) :], outputs, again, strict=True):
             if one.tobytes() != other.tobytes():
                 raise AssertionError(f"{contract.name}: two calls gave output {name!r} different bits")
@@ -66,17 +68,44 @@ def check(
     )
 
 
+def check_there(
+    what: Any,
+    contract: Kernel,
+    problem: Problem,
+    given: Mapping[str, Any],
+    values: Mapping[str, float],
+    arrays: Arrays,
+) -> float:
+    """Do what ``check`` does once, where all is large: the inputs are *given* on a GPU, as *arrays* made them.
+
+    The reference is computed, and held against the outputs, on the GPU where CuPy is installed, else on the host, which
+    takes long. The host holds the poisoned outputs alone.
+    """
+    _, outputs = _run(what, contract, problem, tuple(given.values()), values, arrays.put)
+    wide = {name: arrays.double(x) for name, x in given.items()}
+    reference = function(contract.reference)(problem, wide, values)
+    bounds = function(contract.tolerance)(problem, wide, values, reference)
+    named = zip(problem.dtypes[len(given) :], outputs, reference, bounds, strict=True)
+    worst = max(
+        (_worst(arrays.double(o), r, b, name, numpy_dtype(dtype)) for (name, dtype), o, r, b in named), default=0.0
+    )
+    del named, outputs, wide, reference, bounds
+    arrays.free()
+    return worst
+
+
 def _run(
     what: Any,
     contract: Kernel,
     problem: Problem,
     placed: Sequence[Any],
     values: Mapping[str, float],
-    device: str,
-) -> tuple[Array, ...]:
-    """Call *what* on *placed*, its inputs on *device*, and return its outputs. Raises AssertionError."""
+    place: Callable[[Array], tuple[Any, Callable[[], None]]],
+) -> tuple[tuple[Array, ...], tuple[Any, ...]]:
+    """Call *what* on *placed*, its inputs on the device that *place* puts arrays on; return its outputs as NumPy's and
+    as they are there. Raises AssertionError where something was written beside them."""
     outputs = poisoned(contract, problem)
-    targets = [put(o, device) for o in outputs]
+    targets = [place(o) for o in outputs]
     out = tuple(array for array, _ in targets)
     what(*placed, out=out[0] if len(out) == 1 else out, **values)
     for _, fetch in targets:
@@ -84,7 +113,7 @@ def _run(
     for (name, _), output in zip(problem.dtypes[len(placed) :], outputs, strict=True):
         if spilled(output):
             raise AssertionError(f"{contract.name}: something was written outside output {name!r}")
-    return outputs
+    return outputs, out
 
 
 def _expected(
@@ -112,25 +141,43 @@ def compare(output: Any, reference: Any, bound: Any, name: str = "output") -> fl
     if got.shape != want.shape:
         raise AssertionError(f"{name}: shape {got.shape}, expected {want.shape}")
     limit = np.broadcast_to(np.asarray(bound, dtype=np.float64), want.shape)
+    return _worst(got, want, limit, name, np.asarray(output).dtype)
+
+
+def _worst(got: Any, want: Any, limit: Any, name: str, dtype: np.dtype[Any]) -> float:
+    """Return what ``compare`` does of an output of *dtype*: float64 arrays of one shape and one library, NumPy's or
+    one that follows its protocols."""
     if not want.size:
         return 0.0
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        error = np.abs(got - want)
-        same = (got == want) | (np.isnan(got) & np.isnan(want))
+        same = (got == want) | ((got != got) & (want != want))
         # a value beyond the range of the output's format is right as the infinity that the format rounds it to
-        rounded = want.astype(np.asarray(output).dtype).astype(np.float64)
-        same |= np.isinf(rounded) & (got == rounded)
-        ratio = np.where(same, 0.0, error / limit)
-    ratio[np.isnan(ratio)] = np.inf  # a NaN or an infinity on one side only, or a bound that is none
+        same = same | ((abs(got) == np.inf) & (abs(want) >= _infinite(dtype)) & ((got > 0) == (want > 0)))
+        ratio = np.where(same, 0.0, abs(got - want) / limit)
+        ratio = np.where(ratio == ratio, ratio, np.inf)  # NaN or infinity on one side only, or a bound that is none
     place = np.unravel_index(int(ratio.argmax()), ratio.shape)
     worst = float(ratio[place])
     if worst > 1:
         raise AssertionError(
             f"{name}[{', '.join(str(int(i)) for i in place)}] is {float(got[place])!r}, "
-            f"expected {float(want[place])!r} within {limit[place]:.3g}: {worst:.3g} times the bound; "
+            f"expected {float(want[place])!r} within {float(limit[place]):.3g}: {worst:.3g} times the bound; "
             f"{int((ratio > 1).sum())} of {ratio.size} elements are out of it"
         )
     return worst
+
+
+def _infinite(dtype: np.dtype[Any]) -> float:
+    """Return the least number that *dtype* rounds to infinity; infinity itself where it holds none, or none less."""
+    if dtype.kind in "biu" or not np.isinf(np.array(np.inf).astype(dtype).astype(np.float64)):
+        return np.inf
+    try:
+        limits: Any = np.finfo(dtype)
+    except ValueError:
+        import ml_dtypes
+
+        limits = ml_dtypes.finfo(dtype)
+    largest = float(limits.max)
+    return largest + largest / (2 ** (limits.nmant + 1) - 1) / 2  # half a unit in its last place above it
 
 
 def bind(problem: Problem, dims: Mapping[str, Extent]) -> Problem:

@@ -21,19 +21,16 @@
 
 namespace hopper {
 
-constexpr int BK = 64;     /* elements of K in a stage: 128 bytes */
+using namespace tensor_cores;
+
 constexpr int GROUP = 128; /* threads */
 constexpr int THREADS = 3 * GROUP;
 constexpr int PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232; /* of a thread; at the launch all have 168 */
 
-struct alignas(64) TensorMap { /* a CUtensorMap */
-  char bytes[128];
-};
-
 enum Scheme { COOPERATIVE, PINGPONG };
 
 /* What a kernel is: Python's side of it is hopper_plan.py. */
-template <Scheme SCHEME_, int BM_, int BN_, int STAGES_, int SHARE_A_, int SHARE_B_, int SPLIT_, int BAND_>
+template <Scheme SCHEME_, int BM_, int BN_, int STAGES_, int SHARE_A_, int SHARE_B_, int SPLIT_, int BAND_, int CHUNK_>
 struct Plan {
   static constexpr Scheme SCHEME = SCHEME_;
   static constexpr int BM = BM_, BN = BN_; /* of a tile */
@@ -48,8 +45,7 @@ struct Plan {
   static constexpr int READERS = SCHEME == COOPERATIVE ? 8 : 4;    /* warps that read a stage */
   static constexpr int COLUMNS = BN / SPLIT;                       /* that a block finishes */
 
-  /* Columns that a warp stages at once, in rows of at most 128 bytes. */
-  static constexpr int CHUNK = COLUMNS % 64 == 0 && sizeof(C) == 2 ? 64 : COLUMNS % 32 == 0 ? 32 : 16;
+  static constexpr int CHUNK = CHUNK_; /* columns that a warp stages at once, in rows of at most 128 bytes */
   static constexpr int CHUNK_BYTES = 16 * CHUNK * int(sizeof(C));
   static constexpr int CHUNKS = COLUMNS / CHUNK * (ROWS / 64); /* of a warp and a tile */
   static constexpr int BUFFERS = CHUNKS == 1 ? 1 : 2;          /* one chunk is written while another leaves */
@@ -59,211 +55,18 @@ struct Plan {
   static constexpr int AT_RECEIVED = AT_STAGING + 8 * BUFFERS * CHUNK_BYTES;
   static constexpr int RECEIVED = (SPLIT - 1) * BM * COLUMNS * int(sizeof(Sum)); /* bytes, from the others of a split */
   static constexpr int AT_BARRIERS = AT_RECEIVED + RECEIVED;                     /* `full`, `empty`, and `received` */
+  static constexpr int BYTES = AT_BARRIERS + 8 * (2 * STAGES + 1);               /* of shared memory in all */
 
   static_assert(ROWS % 64 == 0 && COLUMNS % 16 == 0, "a consumer multiplies 64 rows and 16 columns at a time");
+  static_assert(COLUMNS % CHUNK == 0 && CHUNK * sizeof(C) <= 128, "whole chunks are staged, in rows that are swizzled");
   static_assert(SHARE_A == 1 || SHARE_B == 1, "one operand is shared");
   static_assert(SPLIT == 1 || SCHEME == COOPERATIVE, "a block that splits a tile has one tile");
 };
 
-/* -- what the chip does, by its PTX -------------------------------------------------------------- */
-
-__device__ __forceinline__ uint32_t shared_address(const void *p) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-}
-
-__device__ __forceinline__ void barrier_init(uint32_t barrier, int arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
-}
-
-__device__ __forceinline__ void barrier_expect(uint32_t barrier, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-
-__device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-
-/* Arrive at a barrier of another block of the cluster, by an address as `address_in` gives it. */
-__device__ __forceinline__ void barrier_arrive_there(uint32_t barrier) {
-  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-
-__device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) {
-  uint32_t done;
-  do {
-    asm volatile(
-        "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
-        : "=r"(done)
-        : "r"(barrier), "r"(parity)
-        : "memory");
-  } while (!done);
-}
-
-/* Load the box at (x, y, z) of a tensor to shared memory, or, if it is SHARED, to that place in each block of the
- * cluster that `blocks` has a bit for; the bytes count for the barrier at this address in each. */
-template <bool SHARED>
-__device__ __forceinline__ void load_box(
-    uint32_t to, const TensorMap &map, uint32_t barrier, int x, int y, int z, int blocks) {
-  if constexpr (!SHARED) {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
-        " [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(to),
-        "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z)
-        : "memory");
-  } else {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
-        " [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(to),
-        "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "h"(static_cast<uint16_t>(blocks))
-        : "memory");
-  }
-}
-
-__device__ __forceinline__ void store_box(const TensorMap &map, uint32_t from, int x, int y, int z) {
-  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(&map), "r"(from),
-               "r"(x), "r"(y), "r"(z)
-               : "memory");
-  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-}
-
-/* Have a tensor map at hand when it is first used. */
-__device__ __forceinline__ void prefetch(const TensorMap &map) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
-}
-
-/* Wait until at most LEFT of this thread's stores have still to read their shared memory. */
-template <int LEFT> __device__ __forceinline__ void store_wait() {
-  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(LEFT) : "memory");
-}
-
-/* Make this thread's writes to shared memory visible to bulk copies. */
-__device__ __forceinline__ void fence_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-
-__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int LEFT> __device__ __forceinline__ void wgmma_wait() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
-}
-
-/* The product of two tiles, 64 x 16 and 16 x N, given by their descriptors: `add(sum, a, b, whether to add to sum)`.
- * Python writes it for each N (hopper_program.py): it has N / 2 operands. */
-template <int N> struct Wgmma;
-
-template <int REGISTERS> __device__ __forceinline__ void give_registers() {
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
-}
-template <int REGISTERS> __device__ __forceinline__ void take_registers() {
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
-}
-
-__device__ __forceinline__ int cluster_rank() {
-  int rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-
-/* Wait until all threads of the cluster have arrived; what they wrote before is visible after. */
-__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
-__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
-
-/* The address by which the others of a cluster know what block `rank` has at this address. */
-__device__ __forceinline__ uint32_t address_in(uint32_t address, int rank) {
-  uint32_t there;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
-  return there;
-}
-
-/* Send four floats to another block; the bytes count for its barrier. */
-__device__ __forceinline__ void send(uint32_t to, uint32_t barrier, const float *v) {
-  asm volatile(
-      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%2, %3, %4, %5}, [%1];" ::"r"(to),
-      "r"(barrier), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3])
-      : "memory");
-}
-
-/* Consumers take turns by named barriers: one waits for its own, and the other arrives there. */
-__device__ __forceinline__ void await_turn(int consumer) {
-  asm volatile("bar.sync %0, %1;" ::"r"(1 + consumer), "n"(2 * GROUP) : "memory");
-}
-__device__ __forceinline__ void give_turn(int consumer) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(1 + consumer), "n"(2 * GROUP) : "memory");
-}
-
-__device__ __forceinline__ float4 read_shared(uint32_t address) {
-  float4 v;
-  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-               : "r"(address)
-               : "memory");
-  return v;
-}
-
-/* A matrix of 16 rows and 16 columns, as an accumulator has it, to shared memory; `row` is this lane's. */
-__device__ __forceinline__ void store_matrix(uint32_t row, const uint32_t (&packed)[4]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(packed[0]),
-               "r"(packed[1]), "r"(packed[2]), "r"(packed[3])
-               : "memory");
-}
-
-/* Start work ahead of the end of the kernel before this one, and wait for that end before any access to memory. */
-__device__ __forceinline__ void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-__device__ __forceinline__ void start_next() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-
-/* -- tiles in shared memory ---------------------------------------------------------------------- */
-
-/* One operand's tile, EXTENT x BK, of which PARTS blocks each load a part. It lies in boxes: one with rows along K, or
- * one for each WIDTH elements along M or N, with BK rows. */
-template <bool ALONG_K, int EXTENT, int PARTS> struct Operand {
-  static constexpr int WIDTH = ALONG_K || EXTENT % 64 == 0 ? 64 : 32; /* elements of a row */
-  static constexpr int ROW = WIDTH * int(sizeof(A));                  /* bytes, and of the swizzle */
-  static constexpr int BOXES = ALONG_K ? 1 : EXTENT / WIDTH;
-  static constexpr int PART = (ALONG_K ? EXTENT : BK) / PARTS; /* rows of a box that are loaded at once */
-  static constexpr int NEXT = BK * ROW;                        /* bytes from a box to the next */
-
-  static_assert(EXTENT % WIDTH == 0 || ALONG_K, "boxes are 32 or 64 elements wide");
-
-  static __device__ __forceinline__ void load(
-      uint32_t to, const TensorMap &map, uint32_t barrier, int first, int k, int batch, int part, int blocks) {
-    to += part * PART * ROW;
-#pragma unroll
-    for (int i = 0; i < BOXES; ++i) {
-      if constexpr (ALONG_K) {
-        load_box<(PARTS > 1)>(to, map, barrier, k, first + part * PART, batch, blocks);
-      } else {
-        load_box<(PARTS > 1)>(to + i * NEXT, map, barrier, first + i * WIDTH, k + part * PART, batch, blocks);
-      }
-    }
-  }
-
-  /* wgmma's descriptor of the tile at an address: the bytes to the next box and to the next eight rows, the swizzle. */
-  static __device__ __forceinline__ uint64_t describe(uint32_t address) {
-    constexpr uint64_t LEADING = ALONG_K ? 1 : NEXT / 16, STRIDE = 8 * ROW / 16, SWIZZLE = ROW == 128 ? 1 : 2;
-    return SWIZZLE << 62 | STRIDE << 32 | LEADING << 16 | (address & 0x3ffff) >> 4;
-  }
-
-  /* Bytes to `rows` rows of the operand (a multiple of 64) and 16 * step elements of K further. */
-  static __device__ constexpr int offset(int rows, int step) {
-    return ALONG_K ? rows * ROW + step * 32 : rows / WIDTH * NEXT + step * 16 * ROW;
-  }
-};
+/* -- tiles --------------------------------------------------------------------------------------- */
 
 template <class P> using OperandA = Operand<!TRANS_A, P::BM, P::SHARE_A>;
 template <class P> using OperandB = Operand<TRANS_B, P::BN, P::SHARE_B>;
-
-/* A place in the ring of stages. */
-template <int STAGES> struct Place {
-  int stage = 0;
-  uint32_t phase = 0;
-
-  __device__ __forceinline__ void next() {
-    if (++stage == STAGES) stage = 0, phase ^= 1;
-  }
-  __device__ __forceinline__ void skip(int stages) {
-    stage += stages;
-    phase ^= stage / STAGES & 1;
-    stage %= STAGES;
-  }
-};
 
 /* The tiles of a call in the order in which they are worked on, counted in clusters, and what of them is this block's:
  * which of those that share, which part of K, from where, and how many stages a tile is. */
@@ -317,23 +120,31 @@ template <class P> struct Shared {
 template <class P>
 __device__ __forceinline__ void produce(
     const TensorMap &map_a, const TensorMap &map_b, const Tiles<P> &tiles, Shared<P> shared) {
-  Place<P::STAGES> place;
+  Ring<P::STAGES> ring;
   int blocks = ((1 << P::SHARE) - 1) << tiles.split * P::SHARE;
   for (int i = tiles.first; i < tiles.count; i += tiles.step) {
     int m, n, batch;
     tiles.place(i, m, n, batch);
     for (int block = 0, k = tiles.k_begin; block < tiles.blocks; ++block, k += BK) {
-      uint32_t full = shared.full(place.stage);
-      barrier_wait(shared.empty(place.stage), place.phase ^ 1);
+      uint32_t full = shared.full(ring.stage);
+      barrier_wait(shared.empty(ring.stage), ring.phase ^ 1);
       barrier_expect(full, P::A_BYTES + P::B_BYTES);
-      OperandA<P>::load(shared.a(place.stage), map_a, full, m, k, batch, P::SHARE_A > 1 ? tiles.share : 0, blocks);
-      OperandB<P>::load(shared.b(place.stage), map_b, full, n, k, batch, P::SHARE_B > 1 ? tiles.share : 0, blocks);
-      place.next();
+      OperandA<P>::load(shared.a(ring.stage), map_a, full, m, k, batch, P::SHARE_A > 1 ? tiles.share : 0, blocks);
+      OperandB<P>::load(shared.b(ring.stage), map_b, full, n, k, batch, P::SHARE_B > 1 ? tiles.share : 0, blocks);
+      ring.next();
     }
   }
 }
 
 /* -- a consumer ---------------------------------------------------------------------------------- */
+
+/* Consumers take turns by named barriers: one waits for its own, and the other arrives there. */
+__device__ __forceinline__ void await_turn(int consumer) {
+  asm volatile("bar.sync %0, %1;" ::"r"(1 + consumer), "n"(2 * GROUP) : "memory");
+}
+__device__ __forceinline__ void give_turn(int consumer) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(1 + consumer), "n"(2 * GROUP) : "memory");
+}
 
 /* An accumulator of 64 x N: two floats of row lane / 4, two of the row 8 below, for each 8 columns. */
 template <class P> using Accumulator = float[P::ROWS / 64][P::BN / 2];
@@ -353,35 +164,35 @@ template <class P> __device__ __forceinline__ void release(Shared<P> shared, int
  * last two rounds of the ring apart. */
 template <class P>
 __device__ __forceinline__ void multiply(
-    Accumulator<P> &sum, Place<P::STAGES> &place, Shared<P> shared, const Tiles<P> &tiles, int consumer, int lane) {
+    Accumulator<P> &sum, Ring<P::STAGES> &ring, Shared<P> shared, const Tiles<P> &tiles, int consumer, int lane) {
   constexpr bool TURNS = P::SCHEME == PINGPONG;
   int top = TURNS ? 0 : consumer * P::ROWS;
   if constexpr (TURNS) await_turn(consumer);
   auto start = [&](bool add) {
-    barrier_wait(shared.full(place.stage), place.phase);
-    uint64_t a = OperandA<P>::describe(shared.a(place.stage) + OperandA<P>::offset(top, 0));
-    uint64_t b = OperandB<P>::describe(shared.b(place.stage));
+    barrier_wait(shared.full(ring.stage), ring.phase);
+    uint64_t a = OperandA<P>::describe(shared.a(ring.stage) + OperandA<P>::offset(top, 0));
+    uint64_t b = OperandB<P>::describe(shared.b(ring.stage));
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < BK / 16; ++step) {
 #pragma unroll
       for (int piece = 0; piece < P::ROWS / 64; ++piece) {
-        Wgmma<P::BN>::add(sum[piece], a + OperandA<P>::offset(64 * piece, step) / 16,
+        Wgmma<P::BN, TRANS_A, !TRANS_B>::add(sum[piece], a + OperandA<P>::offset(64 * piece, step) / 16,
                           b + OperandB<P>::offset(0, step) / 16, add || step > 0);
       }
     }
     wgmma_commit();
   };
   start(false);
-  int last = place.stage;
-  place.next();
+  int last = ring.stage;
+  ring.next();
 #pragma unroll 1
   for (int block = 1; block < tiles.blocks; ++block) {
     start(true);
     wgmma_wait<1>();
     release<P>(shared, last, tiles.split, lane);
-    last = place.stage;
-    place.next();
+    last = ring.stage;
+    ring.next();
   }
   if constexpr (TURNS) give_turn(1 - consumer);
   wgmma_wait<0>();
@@ -540,19 +351,19 @@ __device__ __forceinline__ void consume(
     const TensorMap &map_c, const Call &call, bool direct, const Tiles<P> &tiles, Shared<P> shared, int consumer) {
   int lane = threadIdx.x % 32;
   uint32_t staging = shared.staging(consumer * 4 + threadIdx.x / 32 % 4);
-  Place<P::STAGES> place;
+  Ring<P::STAGES> ring;
   int first = tiles.first, step = tiles.step, top = 0;
   if constexpr (P::SCHEME == COOPERATIVE) {
     top = consumer * P::ROWS;
   } else { /* every other tile, and none of the stages of those between */
-    if (consumer == 1) place.skip(tiles.blocks), give_turn(0);
+    if (consumer == 1) ring.skip(tiles.blocks), give_turn(0);
     first += consumer * tiles.step, step *= 2;
   }
   for (int i = first; i < tiles.count; i += step) {
     Accumulator<P> sum;
     int m, n, batch;
-    multiply<P>(sum, place, shared, tiles, consumer, lane);
-    if constexpr (P::SCHEME == PINGPONG) place.skip(tiles.blocks);
+    multiply<P>(sum, ring, shared, tiles, consumer, lane);
+    if constexpr (P::SCHEME == PINGPONG) ring.skip(tiles.blocks);
     tiles.place(i, m, n, batch);
     if constexpr (P::SPLIT > 1) {
       Finished<P> total;
@@ -568,7 +379,7 @@ __device__ __forceinline__ void consume(
 /* -- the kernel ---------------------------------------------------------------------------------- */
 
 /* One call, by as many blocks as fit; with SPLIT, by a cluster a tile. `direct`: C has no tensor map, and map_c is any.
- * K is above BK * (SPLIT - 1); M, N and K are ints. */
+ * K is above BK * (SPLIT - 1); the extents, and a step past the last of all tiles, are ints. */
 template <class P>
 __device__ __forceinline__ void gemm(
     const TensorMap &map_a, const TensorMap &map_b, const TensorMap &map_c, bool direct, const Call &call) {
@@ -605,7 +416,9 @@ __device__ __forceinline__ void gemm(
 
 }  // namespace hopper
 
-#define HOPPER(NAME, ...)                                                                                     \
+/* SHARED: the bytes of shared memory that a launch has; then the arguments of Plan. */
+#define HOPPER(NAME, SHARED, ...)                                                                             \
+  static_assert(hopper::Plan<__VA_ARGS__>::BYTES == SHARED, "Plan.shared has another layout");                \
   extern "C" __global__ void __launch_bounds__(hopper::THREADS, 1) NAME(                                      \
       const __grid_constant__ hopper::TensorMap map_a, const __grid_constant__ hopper::TensorMap map_b,       \
       const __grid_constant__ hopper::TensorMap map_c, int direct, CALL_PARAMETERS) {                         \

@@ -14,15 +14,17 @@
 
 namespace skinny {
 
+using namespace tensor_cores;
+
 /* -- one block's share of the work ------------------------------------------------------------- */
 
 /* Where a block works: first come the parts of K, a cluster, then columns, then batches. */
-template <int ROWS, int SPLIT, int DEPTH> struct Place {
+template <int ROWS, int SPLIT, int DEPTH> struct Share {
   int part;             /* of K */
   index_t batch, first; /* the first of its columns of C */
   int begin, count;     /* its tiles along K */
 
-  __device__ __forceinline__ explicit Place(const Call &call) {
+  __device__ __forceinline__ explicit Share(const Call &call) {
     unsigned across = (call.n + ROWS - 1) / ROWS, cluster = blockIdx.x / SPLIT;
     part = blockIdx.x % SPLIT;
     batch = cluster / across;
@@ -33,22 +35,13 @@ template <int ROWS, int SPLIT, int DEPTH> struct Place {
   }
 };
 
-__device__ __forceinline__ unsigned shared_address(const void *p) { return unsigned(__cvta_generic_to_shared(p)); }
-
-/* -- clusters, and launches that overlap: sm_90 and newer --------------------------------------- */
-
-/* Let the next launch in the stream start, and wait for the end of the one before. */
-__device__ __forceinline__ void begin_after_predecessor() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;\n\tgriddepcontrol.wait;" ::: "memory");
-#endif
-}
+/* -- clusters: sm_90 and newer ------------------------------------------------------------------ */
 
 /* Wait for all threads of the cluster, or where K is not split of the block. */
 template <int SPLIT> __device__ __forceinline__ void cluster_sync() {
 #if __CUDA_ARCH__ >= 900
   if constexpr (SPLIT > 1) {
-    asm volatile("barrier.cluster.arrive;\n\tbarrier.cluster.wait;" ::: "memory");
+    cluster_arrive(), cluster_wait();
     return;
   }
 #endif
@@ -60,10 +53,9 @@ template <int SPLIT> __device__ __forceinline__ float4 read_from(const float *p,
 #if __CUDA_ARCH__ >= 900
   if constexpr (SPLIT > 1) {
     float4 v;
-    asm volatile("{\n\t.reg .u32 there;\n\tmapa.shared::cluster.u32 there, %4, %5;\n\t"
-                 "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there];\n\t}"
+    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
                  : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-                 : "r"(shared_address(p)), "r"(rank)
+                 : "r"(address_in(shared_address(p), rank))
                  : "memory");
     return v;
   }
@@ -72,15 +64,16 @@ template <int SPLIT> __device__ __forceinline__ float4 read_from(const float *p,
 }
 
 template <int ROWS> constexpr int PITCH = ROWS + 4;
+template <int TOKENS, int ROWS> constexpr int SUMS = TOKENS * PITCH<ROWS> * int(sizeof(float)); /* bytes of one part */
 
 /* Add up the sums of the blocks that split K, and write C. Each block has them in the same place of its shared memory:
  * PARTS times TOKENS rows of ROWS floats, a row PITCH<ROWS> behind the one before. */
-template <int TOKENS, int ROWS, int SPLIT, int PARTS, class P>
-__device__ __forceinline__ void finish(const Call &call, const float *sums, const P &place) {
+template <int TOKENS, int ROWS, int SPLIT, int PARTS, class S>
+__device__ __forceinline__ void finish(const Call &call, const float *sums, const S &share) {
   constexpr int QUADS = ROWS / 4;
   cluster_sync<SPLIT>();
   Real alpha = scale(call.alpha);
-  for (int i = place.part * blockDim.x + threadIdx.x; i < call.m * QUADS; i += SPLIT * blockDim.x) {
+  for (int i = share.part * blockDim.x + threadIdx.x; i < call.m * QUADS; i += SPLIT * blockDim.x) {
     int m = i / QUADS, n = i % QUADS * 4;
     float4 total = {};
 #pragma unroll
@@ -92,7 +85,7 @@ __device__ __forceinline__ void finish(const Call &call, const float *sums, cons
     const float each[4] = {total.x, total.y, total.z, total.w};
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      if (place.first + n + j < call.n) call.finish(place.batch, m, place.first + n + j, each[j], alpha);
+      if (share.first + n + j < call.n) call.finish(share.batch, m, share.first + n + j, each[j], alpha);
     }
   }
   if constexpr (SPLIT > 1) cluster_sync<SPLIT>(); /* others may still read this block's sums */
@@ -133,29 +126,32 @@ __device__ __forceinline__ void multiply(float (&d)[4], const unsigned (&a)[4], 
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-template <int TOKENS, int ROWS, int SPLIT, int WARPS_N, int WARPS_K, int DEPTH, int STAGES>
+/* SHARED: the bytes of shared memory that a launch has. */
+template <int SHARED, int TOKENS, int ROWS, int SPLIT, int WARPS_N, int WARPS_K, int DEPTH, int STAGES>
 __device__ __forceinline__ void multiply_few(const Call &call) {
   constexpr int THREADS = 32 * WARPS_N * WARPS_K, TILES = ROWS / 16 / WARPS_N, EIGHTS = TOKENS / 8;
   constexpr int OUTER = TRANS_B ? ROWS : DEPTH, INNER = TRANS_B ? DEPTH : ROWS; /* of B's tile, as b is stored */
   constexpr int PITCH_B = INNER + 8, PITCH_A = DEPTH + 8, STAGE = OUTER * PITCH_B + TOKENS * PITCH_A;
+  static_assert(SHARED >= STAGES * STAGE * int(sizeof(A)) && SHARED >= WARPS_K * SUMS<TOKENS, ROWS>,
+                "Tile.shared has another layout");
   static_assert(ROWS == 16 * WARPS_N * TILES && DEPTH % (16 * WARPS_K) == 0, "warps share a tile evenly");
   extern __shared__ __align__(1024) unsigned char memory[];
   A *ring = reinterpret_cast<A *>(memory);
   float *sums = reinterpret_cast<float *>(memory); /* [WARPS_K][TOKENS][PITCH<ROWS>], once the ring is done */
 
   int lane = threadIdx.x % 32, warp_n = threadIdx.x / 32 % WARPS_N, warp_k = threadIdx.x / 32 / WARPS_N;
-  Place<ROWS, SPLIT, DEPTH> place(call);
+  Share<ROWS, SPLIT, DEPTH> share(call);
   index_t stride_a = call.of_a.row, stride_b = TRANS_B ? call.of_b.row : call.of_b.column;
-  const A *a = call.a + place.batch * call.of_a.batch;
-  const B *b = call.b + place.batch * call.of_b.batch;
+  const A *a = call.a + share.batch * call.of_a.batch;
+  const B *b = call.b + share.batch * call.of_b.batch;
 
   auto load = [&](int tile) {
-    if (tile < place.count) {
+    if (tile < share.count) {
       A *to = ring + tile % STAGES * STAGE;
-      index_t k = index_t(place.begin + tile) * DEPTH;
-      int columns = min(call.n - place.first, index_t(ROWS)), depth = min(call.k - k, index_t(DEPTH)); /* in bounds */
+      index_t k = index_t(share.begin + tile) * DEPTH;
+      int columns = min(call.n - share.first, index_t(ROWS)), depth = min(call.k - k, index_t(DEPTH)); /* in bounds */
       int outers = TRANS_B ? columns : depth, inners = TRANS_B ? depth : columns;
-      const A *from = TRANS_B ? b + place.first * stride_b + k : b + k * stride_b + place.first;
+      const A *from = TRANS_B ? b + share.first * stride_b + k : b + k * stride_b + share.first;
 #pragma unroll
       for (int c = threadIdx.x; c < OUTER * INNER / 8; c += THREADS) {
         int outer = c / (INNER / 8), inner = c % (INNER / 8) * 8, valid = outer < outers ? inners - inner : 0;
@@ -172,10 +168,11 @@ __device__ __forceinline__ void multiply_few(const Call &call) {
   };
 
   float sum[TILES][EIGHTS][4] = {};
-  begin_after_predecessor();
+  start_next();
+  wait_for_previous();
   for (int tile = 0; tile < STAGES - 1; ++tile) load(tile);
 
-  for (int tile = 0; tile < place.count; ++tile) {
+  for (int tile = 0; tile < share.count; ++tile) {
     wait<STAGES - 2>();
     __syncthreads(); /* this tile has arrived for all, and all have left the buffer that is filled next */
     load(tile + STAGES - 1);
@@ -217,13 +214,13 @@ __device__ __forceinline__ void multiply_few(const Call &call) {
       }
     }
   }
-  finish<TOKENS, ROWS, SPLIT, WARPS_K>(call, sums, place);
+  finish<TOKENS, ROWS, SPLIT, WARPS_K>(call, sums, share);
 }
 
 }  // namespace skinny
 
-#define SKINNY(TOKENS, ROWS, SPLIT, WARPS_N, WARPS_K, DEPTH, STAGES)                               \
+#define SKINNY(SHARED, TOKENS, ROWS, SPLIT, WARPS_N, WARPS_K, DEPTH, STAGES)                       \
   extern "C" __global__ void __launch_bounds__(32 * WARPS_N * WARPS_K, 1)                          \
       skinny_##TOKENS(CALL_PARAMETERS) {                                                           \
-    skinny::multiply_few<TOKENS, ROWS, SPLIT, WARPS_N, WARPS_K, DEPTH, STAGES>(CALL);              \
+    skinny::multiply_few<SHARED, TOKENS, ROWS, SPLIT, WARPS_N, WARPS_K, DEPTH, STAGES>(CALL);      \
   }

@@ -1,4 +1,4 @@
-/* GEMM of a few rows on Hopper (sm_90a): skinny.cuh with bulk tensor copies and wgmma, whose primitives hopper.cuh has.
+/* GEMM of a few rows on Hopper (sm_90a): skinny.cuh with bulk tensor copies and wgmma.
  *
  * wgmma multiplies 64 x TOKENS tiles: the 64 are columns of op(B), TOKENS the rows of A. A block is ROWS / 64 warp
  * groups that multiply, and one more warp whose first thread keeps the ring filled.
@@ -6,23 +6,21 @@
 
 namespace skinny {
 
-/* sum += 64 x 16 weights times 16 x TOKENS tokens, of these descriptors; generated for each kernel's TOKENS. */
-template <int TOKENS> __device__ void wgmma(float (&sum)[TOKENS / 2], uint64_t weights, uint64_t tokens);
-
-template <int TOKENS, int ROWS, int SPLIT, int STAGES>
-__device__ __forceinline__ void multiply_few(
-    const hopper::TensorMap &map_a, const hopper::TensorMap &map_b, const Call &call) {
-  using namespace hopper;
+/* SHARED: the bytes of shared memory that a launch has. */
+template <int SHARED, int TOKENS, int ROWS, int SPLIT, int STAGES>
+__device__ __forceinline__ void multiply_few(const TensorMap &map_a, const TensorMap &map_b, const Call &call) {
   using Weights = Operand<TRANS_B, ROWS, 1>;
   using Tokens = Operand<true, TOKENS, 1>;
+  using Product = Wgmma<TOKENS, !TRANS_B, false>;
   constexpr int ROW = BK * int(sizeof(A)), GROUPS = ROWS / 64, BYTES = (ROWS + TOKENS) * ROW; /* of a stage */
+  static_assert(SHARED >= STAGES * (BYTES + 16) && SHARED >= SUMS<TOKENS, ROWS>, "Tile.shared has another layout");
   extern __shared__ __align__(1024) unsigned char memory[];
   float *sums = reinterpret_cast<float *>(memory); /* [TOKENS][PITCH<ROWS>], once the ring is done */
   uint32_t ring = shared_address(memory), barriers = ring + STAGES * BYTES;
   auto full = [&](int stage) { return barriers + 8 * stage; };
   auto empty = [&](int stage) { return barriers + 8 * (STAGES + stage); };
 
-  skinny::Place<ROWS, SPLIT, BK> place(call);
+  Share<ROWS, SPLIT, BK> share(call);
   int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < STAGES; ++stage) {
@@ -35,15 +33,15 @@ __device__ __forceinline__ void multiply_few(
   wait_for_previous();
   start_next();
 
-  hopper::Place<STAGES> now;
+  Ring<STAGES> now;
   if (warp == 4 * GROUPS) {
     if (lane == 0) {
-      for (int tile = 0; tile < place.count; ++tile, now.next()) {
-        uint32_t to = ring + now.stage * BYTES, k = (place.begin + tile) * BK;
+      for (int tile = 0; tile < share.count; ++tile, now.next()) {
+        uint32_t to = ring + now.stage * BYTES, k = (share.begin + tile) * BK;
         barrier_wait(empty(now.stage), now.phase ^ 1);
         barrier_expect(full(now.stage), BYTES);
-        Weights::load(to, map_b, full(now.stage), place.first, k, place.batch, 0, 0);
-        Tokens::load(to + ROWS * ROW, map_a, full(now.stage), 0, k, place.batch, 0, 0);
+        Weights::load(to, map_b, full(now.stage), share.first, k, share.batch, 0, 0);
+        Tokens::load(to + ROWS * ROW, map_a, full(now.stage), 0, k, share.batch, 0, 0);
       }
     }
     __syncwarp();
@@ -51,7 +49,7 @@ __device__ __forceinline__ void multiply_few(
   } else {
     int group = warp / 4;
     float sum[TOKENS / 2] = {};
-    for (int tile = 0, last = 0; tile < place.count; ++tile, last = now.stage, now.next()) {
+    for (int tile = 0, last = 0; tile < share.count; ++tile, last = now.stage, now.next()) {
       barrier_wait(full(now.stage), now.phase);
       uint32_t from = ring + now.stage * BYTES;
       uint64_t weights = Weights::describe(from + Weights::offset(group * 64, 0));
@@ -59,7 +57,7 @@ __device__ __forceinline__ void multiply_few(
       wgmma_fence();
 #pragma unroll
       for (int step = 0; step < BK / 16; ++step) {
-        wgmma<TOKENS>(sum, weights + Weights::offset(0, step) / 16, tokens + Tokens::offset(0, step) / 16);
+        Product::add(sum, weights + Weights::offset(0, step) / 16, tokens + Tokens::offset(0, step) / 16, true);
       }
       wgmma_commit();
       wgmma_wait<1>(); /* the tile before is done with */
@@ -73,14 +71,14 @@ __device__ __forceinline__ void multiply_few(
       sums[m * PITCH<ROWS> + n] = sum[i];
     }
   }
-  skinny::finish<TOKENS, ROWS, SPLIT, 1>(call, sums, place);
+  finish<TOKENS, ROWS, SPLIT, 1>(call, sums, share);
 }
 
 }  // namespace skinny
 
-#define SKINNY_HOPPER(TOKENS, ROWS, SPLIT, STAGES)                                                       \
+#define SKINNY_HOPPER(SHARED, TOKENS, ROWS, SPLIT, STAGES)                                               \
   extern "C" __global__ void __launch_bounds__(2 * ROWS + 32)                                            \
-      skinny_##TOKENS(const __grid_constant__ hopper::TensorMap map_a,                                   \
-                      const __grid_constant__ hopper::TensorMap map_b, CALL_PARAMETERS) {                \
-    skinny::multiply_few<TOKENS, ROWS, SPLIT, STAGES>(map_a, map_b, CALL);                               \
+      skinny_##TOKENS(const __grid_constant__ skinny::TensorMap map_a,                                   \
+                      const __grid_constant__ skinny::TensorMap map_b, CALL_PARAMETERS) {                \
+    skinny::multiply_few<SHARED, TOKENS, ROWS, SPLIT, STAGES>(map_a, map_b, CALL);                       \
   }
