@@ -137,7 +137,7 @@ def show_problem(problem: Problem) -> str:
     return f"{problem.kernel}({', '.join(f'{n}={e}' for n, e in problem.dims)}) {problem.dtype}"
 
 
-def command(problem: Problem, place: Place) -> str:
+def command(problem: Problem, place: Place, schedule: str | None = None) -> str:
     """Return the problem as the arguments of a ``tlhub`` command that works when pasted, without what is default."""
     from tlhub.catalog import load
 
@@ -149,7 +149,8 @@ def command(problem: Problem, place: Place) -> str:
     dtype = problem.dtype if len(set(given.values())) == 1 else ",".join(f"{n}={d}" for n, d in given.items())
     usual = {o.name: default(o, problem.dtype) for o in kernel.options}
     options = "".join(f" --option {n}={_word(v)}" for n, v in problem.options if v != usual[n])
-    return f"{problem.kernel} {dims} --dtype {dtype}{options} --arch {place.arch}"
+    asked = f" --schedule {schedule}" if schedule else ""
+    return f"{problem.kernel} {dims} --dtype {dtype}{options} --arch {place.arch}{asked}"
 
 
 def _word(value: Any) -> str:

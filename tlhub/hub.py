@@ -23,7 +23,7 @@ from tlhub.devices import Place, locate
 from tlhub.errors import ArgumentError, BuildError, DeviceError, NoSchedule, NotPrebuilt, TlhubError
 from tlhub.explanation import Explanation, command, show_problem
 from tlhub.problem import generalise, make, patterns, signature
-from tlhub.resolve import Candidate, Resolution, config_of, resolve
+from tlhub.resolve import BY_NAME, Candidate, Resolution, config_of, resolve
 from tlhub.specs import Kernel, Problem
 from tlhub.stores import chain, user_store
 
@@ -199,10 +199,12 @@ def _resolution(asked: Asked) -> Resolution:
     resolution = _resolve(asked)
     if resolution.candidates:
         return resolution
+    problem, place = asked.problem, asked.place
     reasons = "".join(f"\n  {r.schedule}: {r.reason}" for r in resolution.rejected) or " (none is installed)"
+    by_name = next((r.schedule for r in resolution.rejected if r.reason.endswith(BY_NAME)), None)
     raise NoSchedule(
-        f"no schedule serves {show_problem(asked.problem)} on {asked.place.arch}:{reasons}",
-        hint=f"tlhub schedules {asked.kernel.name}",
+        f"no schedule serves {show_problem(problem)} on {place.arch}:{reasons}",
+        hint=f"tlhub get {command(problem, place, by_name)}" if by_name else f"tlhub schedules {problem.kernel}",
     )
 
 
@@ -236,7 +238,7 @@ def _obtain(asked: Asked, resolution: Resolution) -> tuple[Hit, str, Candidate]:
         if not may_compile():
             raise NotPrebuilt(
                 f"no store has {show_problem(problem)} for {place.arch}, and TLHUB_COMPILE=never",
-                hint=f"tlhub explain {command(problem, place)}",
+                hint=f"tlhub explain {command(problem, place, asked.schedule)}",
             )
         return _build_first(asked, resolution, wanted, stores)
     if hit.index:

@@ -9,6 +9,9 @@ from typing import Any
 from tlhub.errors import UnknownName, debugging, describe, suggest
 from tlhub.specs import Config, DeviceFacts, Problem, Schedule
 
+BY_NAME = "served when asked for by name"
+"""How the reason ends of a schedule that would serve."""
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -76,7 +79,7 @@ def resolve(
             reason, chosen = _judge(schedule, problem, facts)
         if reason is None and asked is None:
             why = "experimental" if schedule.experimental else unproven(schedule)
-            reason = f"{why}: served when asked for by name" if why else None
+            reason = f"{why}: {BY_NAME}" if why else None
         if reason is None:
             why = "asked for" if asked else f"priority {schedule.priority}"
             candidates.append(Candidate(schedule, chosen, why))

@@ -20,7 +20,7 @@ from tlhub import catalog, certificates, sources, workload
 from tlhub.build.pool import Built, Pool
 from tlhub.cache.chain import this_host
 from tlhub.devices import locate
-from tlhub.errors import NoSchedule
+from tlhub.errors import NoSchedule, NotPrebuilt
 from tlhub.problem import make
 from tlhub.specs import ABI, Schedule
 from tlhub.workload import Item
@@ -96,6 +96,17 @@ def test_one_of_its_source_serves_it(serve: Any, monkeypatch: pytest.MonkeyPatch
     for changes in ({"source_digest": "0" * 64}, {"revision": 2}):
         certify(monkeypatch, **changes)
         assert "no certificate" in judged()["fake"]
+
+
+def test_the_hint_asks_for_it_by_name(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    serve(FAKE)
+    with pytest.raises(NoSchedule) as caught:
+        tlhub.get("gemm", (64, 32, 16), "float16", arch=ARCH)
+    assert caught.value.hint == f"tlhub get gemm M=64,N=32,K=16 --dtype float16 --arch {ARCH} --schedule fake"
+    monkeypatch.setenv("TLHUB_COMPILE", "never")
+    with pytest.raises(NotPrebuilt) as missing:
+        tlhub.get("gemm", (64, 32, 16), "float16", arch=ARCH, schedule="fake")
+    assert str(missing.value.hint).endswith("--schedule fake")
 
 
 def test_others_answer_for_their_own(serve: Any) -> None:
