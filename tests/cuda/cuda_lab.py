@@ -1,7 +1,7 @@
 """Kernels of toolchain cuda built for tests, and a process with a fake CUDA driver to call them in.
 
     made = cuda_lab.build("cuda_programs:axpy", cuda_lab.AXPY)
-    said = driver.do(cuda_lab.call, made.library, [a, b, c, None, 2.0])
+    said = driver.do(cuda_lab.call, made.linked, [a, b, c, None, 2.0])
 
 ``driver`` is a fixture; ``said`` has the driver's calls, or the error. Arrays are :class:`Array`: no memory is touched.
 """
@@ -83,7 +83,7 @@ def build(
     schedule = Schedule("lab", contract.name, 1, 1, ("cuda",), toolchain, program)
     work = (builder or pool.default()).build
     built = work(contract, problem, schedule, config or {}, arch, tlhub_cuda.TARGET, folder)
-    return SimpleNamespace(built=built, folder=folder, library=os.path.join(folder, "kernel.so"), problem=problem)
+    return SimpleNamespace(built=built, folder=folder, linked=os.path.join(folder, "kernel.so"), problem=problem)
 
 
 def needs_nvcc() -> None:

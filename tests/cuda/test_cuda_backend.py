@@ -33,11 +33,11 @@ def axpy(arch="sm_90a"):
 @pytest.mark.parametrize("arch", ARCHS)
 def test_what_is_published(arch):
     made = axpy(arch)
-    data = Path(made.library).read_bytes()
+    data = Path(made.linked).read_bytes()
     found = check.check(data, made.built.machine, shim.EXPORTS)
     assert all(name.startswith(("libtvm_ffi", "libc.so")) for name in found.needed)
     assert found.exports == set(shim.EXPORTS)
-    assert len(data) < (64 << 10) + len(cuda_lab.device_code(made.library))
+    assert len(data) < (64 << 10) + len(cuda_lab.device_code(made.linked))
     assert made.built.resources["library"] == len(data)
     assert sorted(os.listdir(made.folder)) == ["kernel.so", "program.cu"] == sorted(made.built.members)
     assert "__global__ void axpy" in Path(made.folder, "program.cu").read_text()
@@ -45,7 +45,7 @@ def test_what_is_published(arch):
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_the_device_code_is_for_the_arch(arch):
-    code = cuda_lab.device_code(axpy(arch).library)
+    code = cuda_lab.device_code(axpy(arch).linked)
     assert image.parameters(code) == {"axpy": (8, 8, 8, 4, 4)}
     if arch.startswith("compute"):
         assert b".target sm_80" in code
@@ -76,7 +76,7 @@ def test_each_kernel_of_several_is_told():
 
 
 def test_a_library_that_may_need_scratch_memory_says_so():
-    data = Path(cuda_lab.build("cuda_programs:sums", cuda_lab.SUM).library).read_bytes()
+    data = Path(cuda_lab.build("cuda_programs:sums", cuda_lab.SUM).linked).read_bytes()
     assert check.read(data).exports == {*shim.EXPORTS, shim.WORKSPACE_EXPORT}
 
 
@@ -187,14 +187,14 @@ def test_registers_of_a_block(registers, threads, fits):
 
 
 def test_a_torn_cubin():
-    code = cuda_lab.device_code(axpy().library)
+    code = cuda_lab.device_code(axpy().linked)
     with pytest.raises(BuildError, match="nvcc wrote no sound cubin"):
         image.parameters(code[:60])
 
 
 def test_a_cubin_that_leaves_a_parameter_out():
     """The record of the second of five, which the driver would need too."""
-    code = cuda_lab.device_code(axpy().library)
+    code = cuda_lab.device_code(axpy().linked)
     record = struct.pack("<BBHIHH", 4, 0x17, 12, 0, 1, 8)
     assert code.count(record) == 1
     with pytest.raises(BuildError, match="nvcc wrote no sound cubin"):
@@ -238,7 +238,7 @@ def test_another_c_compiler_takes_the_device_code(monkeypatch):
             config = {"source": cuda_programs.AXPY.replace("b[i]", f"{number} * b[i]")}
             made = cuda_lab.build("cuda_programs:axpy", cuda_lab.AXPY, config=config, builder=builder)
             assert made.built.toolchain["cc"].startswith("zig ")
-            code.append(cuda_lab.device_code(made.library)[:4096])
+            code.append(cuda_lab.device_code(made.linked)[:4096])
     finally:
         builder.close()
     assert code[0] != code[1] and code[0] == code[2]
@@ -248,7 +248,7 @@ def test_a_dim_of_a_fixed_extent_and_one_seen_through_its_symbol(driver):
     """Names of dims are values in every case: given, or of the first array that has their symbol."""
     made = cuda_lab.build("cuda_programs:scale", cuda_lab.SCALE, (8, "M"))
     said = driver.do(
-        cuda_lab.call, made.library, [cuda_lab.Array((8, 48), 1 << 30), cuda_lab.Array((8, 48), 1 << 40), None, 1.0]
+        cuda_lab.call, made.linked, [cuda_lab.Array((8, 48), 1 << 30), cuda_lab.Array((8, 48), 1 << 40), None, 1.0]
     )
     assert said.maps()[0]["dims"] == [48, 8]
 

@@ -14,17 +14,17 @@ KIB = 1 << 10
 
 @functools.cache
 def axpy():
-    return cuda_lab.build("cuda_programs:axpy", cuda_lab.AXPY).library
+    return cuda_lab.build("cuda_programs:axpy", cuda_lab.AXPY).linked
 
 
 @functools.cache
 def scale():
-    return cuda_lab.build("cuda_programs:scale", cuda_lab.SCALE).library
+    return cuda_lab.build("cuda_programs:scale", cuda_lab.SCALE).linked
 
 
 @functools.cache
 def sums():
-    return cuda_lab.build("cuda_programs:sums", cuda_lab.SUM).library
+    return cuda_lab.build("cuda_programs:sums", cuda_lab.SUM).linked
 
 
 def vectors(n=1000, **fields):
@@ -144,7 +144,7 @@ def test_limits_are_raised_once_a_device(fresh):
 )
 def test_what_a_kernel_must_be_allowed(fresh, fields, attribute, value):
     made = cuda_lab.build("cuda_programs:axpy", cuda_lab.AXPY, config={"launch": fields})
-    said = fresh().do(cuda_lab.call, made.library, vectors())
+    said = fresh().do(cuda_lab.call, made.linked, vectors())
     (asked,) = (c for c in said.calls if c["call"] == "cuKernelSetAttribute")
     assert (asked["kernel"], asked["attribute"], asked["value"]) == ("axpy", attribute, value)
     assert said.launch.get("cluster", [1, 1, 1]) == list(fields.get("cluster", (1, 1, 1)))
@@ -325,7 +325,7 @@ def test_sizes_that_cannot_be_launched(driver, library, arguments, text):
 
 def test_nothing_is_launched_before_all_launches_were_checked(driver):
     """The first launch would do, the second has too large a grid."""
-    said = driver.do(cuda_lab.call, cuda_lab.build("cuda_programs:two", cuda_lab.AXPY).library, vectors(1 << 17))
+    said = driver.do(cuda_lab.call, cuda_lab.build("cuda_programs:two", cuda_lab.AXPY).linked, vectors(1 << 17))
     assert "on a grid of (1, 131072, 1) blocks" in said.error and not said.calls
 
 

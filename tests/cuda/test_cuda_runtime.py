@@ -165,52 +165,52 @@ def vectors(n=1000, **fields):
 
 
 def test_an_output_is_made_on_the_device_and_the_stream_of_the_inputs(driver):
-    done = driver.do(run, "axpy", built("axpy").library, vectors(device=1), current=0x33)
+    done = driver.do(run, "axpy", built("axpy").linked, vectors(device=1), current=0x33)
     assert done.error is None and done.result == (1000,)
     assert done.made == [((1000,), "float32", 1, 0x33)]
     assert (done.said.launch["stream"], done.said.launch["current"]) == (0x33, 1)
 
 
 def test_a_named_stream_is_the_calls_and_the_outputs(driver):
-    done = driver.do(run, "axpy", built("axpy").library, vectors(), current=0x33, stream=0x44)
+    done = driver.do(run, "axpy", built("axpy").linked, vectors(), current=0x33, stream=0x44)
     assert done.error is None and done.made == [((1000,), "float32", 0, 0x44)]
     assert done.said.launch["stream"] == 0x44
     stream = SimpleNamespace(ptr=0x55)
     out = {"shape": (1000,), "address": 1 << 30}
-    done = driver.do(run, "axpy", built("axpy").library, vectors(), stream=stream, out=out, alpha=3.0)
+    done = driver.do(run, "axpy", built("axpy").linked, vectors(), stream=stream, out=out, alpha=3.0)
     assert done.error is None and not done.made and done.said.launch["stream"] == 0x55
     assert cuda_lab.number(done.said.launch["parameters"][3], "f") == 3.0
-    after = driver.do(run, "axpy", built("axpy").library, vectors())
+    after = driver.do(run, "axpy", built("axpy").linked, vectors())
     assert after.said.launch["stream"] == 0
 
 
 @pytest.mark.parametrize("stream", [1.5, "main", True])
 def test_what_is_no_stream(driver, stream):
-    kind, text = driver.do(run, "axpy", built("axpy").library, vectors(), stream=stream).error
+    kind, text = driver.do(run, "axpy", built("axpy").linked, vectors(), stream=stream).error
     assert kind == "ArgumentError" and "axpy: argument 'stream': expected a stream of PyTorch or CuPy, or its" in text
 
 
 def test_jax_takes_no_stream(driver):
     """It waits for one of its own: what ran on another would not be waited for."""
-    kind, text = driver.do(jax_stream, built("axpy").library)
+    kind, text = driver.do(jax_stream, built("axpy").linked)
     assert kind == "ArgumentError" and "axpy: argument 'stream': expected None, for JAX waits for a stream" in text
     assert "hint: leave stream= away" in text
 
 
 def test_scratch_memory_is_kept_until_the_output_is_finished(driver):
-    (done,) = driver.do(watched, built("sums").library, [500], out=False)
+    (done,) = driver.do(watched, built("sums").linked, [500], out=False)
     assert done == ["workspace", "main", "finished", "freed"]
 
 
 def test_a_call_after_one_that_needed_scratch_memory_asks_for_it_first(driver):
-    called = driver.do(watched, built("sums").library, [500, 500, 500, 20, 20])
+    called = driver.do(watched, built("sums").linked, [500, 500, 500, 20, 20])
     asked = ["workspace", "main", "freed"]
     # the first call may find it out by a refusal; of those that need none, one asks before it knows
     assert called[1:] == [asked, asked, ["workspace", "main"], ["main"]]
 
 
 def test_scratch_memory_is_made_where_it_is_needed(driver):
-    library = built("sums").library
+    library = built("sums").linked
     need = 4 * 133 * 100  # the second device of the fake driver has 133 multiprocessors
     done = driver.do(run, "sums", library, [{"shape": (100, 500), "device": 1}], current=0x66)
     assert done.error is None
@@ -221,10 +221,10 @@ def test_scratch_memory_is_made_where_it_is_needed(driver):
 
 
 def test_scratch_memory_that_is_given(driver):
-    library, a = built("sums").library, {"shape": (100, 500)}
+    library, a = built("sums").linked, {"shape": (100, 500)}
     assert driver.do(run, "sums", library, [a], what="workspace").result == 4 * 132 * 100
     assert driver.do(run, "sums", library, [{"shape": (100, 20)}], what="workspace").result == 0
-    assert driver.do(run, "axpy", built("axpy").library, vectors(), what="workspace").result == 0
+    assert driver.do(run, "axpy", built("axpy").linked, vectors(), what="workspace").result == 0
     room = {"shape": (4 * 132 * 100,), "dtype": "uint8", "address": 1 << 36}
     done = driver.do(run, "sums", library, [a], workspace=room)
     assert done.error is None and done.made == [((100,), "float32", 0, 0)]
@@ -240,33 +240,33 @@ def test_scratch_memory_that_is_given(driver):
 
 def test_an_array_of_the_host(driver):
     a = np.ones(1000, "float32")
-    kind, text = driver.do(run, "axpy", built("axpy").library, [a, a]).error
+    kind, text = driver.do(run, "axpy", built("axpy").linked, [a, a]).error
     assert kind == "ArgumentError" and "argument 'a': expected an array on cuda, got one on cpu" in text
     assert "hint: cupy.asarray(a)" in text
-    kind, text = driver.do(run, "axpy", built("axpy").library, [*vectors()[:1], a]).error
+    kind, text = driver.do(run, "axpy", built("axpy").linked, [*vectors()[:1], a]).error
     assert "argument 'b': expected an array on cuda, got one on cpu" in text and "cupy.asarray(b)" in text
-    kind, text = driver.do(run, "axpy", built("axpy").library, [a, a], stream=5).error
+    kind, text = driver.do(run, "axpy", built("axpy").linked, [a, a], stream=5).error
     assert "argument 'a': expected an array on cuda, got one on cpu" in text
 
 
 def test_two_devices(driver):
     a, b = vectors()
-    kind, text = driver.do(run, "axpy", built("axpy").library, [a, {**b, "device": 1}]).error
+    kind, text = driver.do(run, "axpy", built("axpy").linked, [a, {**b, "device": 1}]).error
     assert kind == "ArgumentError" and "argument 'b': expected an array on cuda:0 like 'a', got one on cuda:1" in text
 
 
 def test_what_the_driver_says_is_a_device_error(fresh):
-    kind, text = fresh("/var/empty").do(run, "axpy", built("axpy").library, vectors()).error
+    kind, text = fresh("/var/empty").do(run, "axpy", built("axpy").linked, vectors()).error
     assert (kind, text) == (
         "DeviceError",
         "axpy: no CUDA driver: libcuda.so.1 was not found\nhint: tlhub doctor",
     )
-    assert fresh("/var/empty").do(run, "sums", built("sums").library, [{"shape": (9, 99)}]).error[0] == "DeviceError"
+    assert fresh("/var/empty").do(run, "sums", built("sums").linked, [{"shape": (9, 99)}]).error[0] == "DeviceError"
 
 
 def test_a_call_that_no_branch_serves(driver):
     a = {"shape": (1 << 31, 1), "address": 1 << 50}
-    kind, text = driver.do(run, "scale", built("scale").library, [a]).error
+    kind, text = driver.do(run, "scale", built("scale").linked, [a]).error
     assert kind == "ArgumentError" and text.startswith("scale: ") and "launch scale_plain on a grid of" in text
     assert text.count("scale: ") == 1
 

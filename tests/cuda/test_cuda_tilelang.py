@@ -25,7 +25,7 @@ def build(program, dims=("M", "N"), arch="cuda:sm_80", **config):
 def call(driver, made, m, n, alpha=2.0, a=A, strides=None):
     """Call with a of any strides and c without gaps."""
     arrays = [Array((m, n), a, strides=strides), Array((m, n), C)]
-    return driver.do(cuda_lab.call, made.library, [*arrays, None, alpha])
+    return driver.do(cuda_lab.call, made.linked, [*arrays, None, alpha])
 
 
 def numbers(launch, forms):

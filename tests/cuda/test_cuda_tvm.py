@@ -24,7 +24,7 @@ def build(program):
 
 def call(driver, made, m, n, a=A, strides=None):
     arrays = [Array((m, n), a, strides=strides), Array((m, n), C)]
-    return driver.do(cuda_lab.call, made.library, [*arrays, None, 2.0])
+    return driver.do(cuda_lab.call, made.linked, [*arrays, None, 2.0])
 
 
 def test_a_scheduled_function(driver):

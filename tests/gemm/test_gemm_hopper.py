@@ -216,7 +216,7 @@ def arguments(m, n, k, *, batch=None, a=None, b=None, c=None, workspace=None):
 
 
 def call(driver, *shape, name="main", **arrays):
-    said = driver.do(cuda_lab.call, build(SCHEMES).library, arguments(*shape, **arrays), name=name)
+    said = driver.do(cuda_lab.call, build(SCHEMES).linked, arguments(*shape, **arrays), name=name)
     assert said.error is None
     return said
 
@@ -281,7 +281,7 @@ def test_an_operand_that_has_no_tensor_map_is_copied_to_scratch_memory(driver, s
     sizes = {"a": -(-k // 8) * 16 * m, "b": -(-n // 8) * 16 * k}
     needed = sum(-(-sizes[name] // 256) * 256 for name in copied)
     assert call(driver, *shape, name="tlhub_workspace", **arrays).result == needed
-    said = driver.do(cuda_lab.call, build(SCHEMES).library, arguments(*shape, **arrays))
+    said = driver.do(cuda_lab.call, build(SCHEMES).linked, arguments(*shape, **arrays))
     assert "argument 'workspace'" in said.error
     room = Array((needed,), 1 << 46, "uint8")
     align, gemm = call(driver, *shape, workspace=room, **arrays).launches()
@@ -295,7 +295,7 @@ def test_an_operand_that_has_no_tensor_map_is_copied_to_scratch_memory(driver, s
 @pytest.mark.parametrize("batch", [1 << 31, 0x7FFFF000, 0x7FFF0000])
 def test_more_tiles_than_an_int_counts_are_left_to_the_cuda_cores(driver, batch):
     """Which refuse what is more than a grid has."""
-    said = driver.do(cuda_lab.call, build(SCHEMES).library, arguments(1, 8, 8, batch=batch))
+    said = driver.do(cuda_lab.call, build(SCHEMES).linked, arguments(1, 8, 8, batch=batch))
     assert "simt_" in (said.error or said.launch["kernel"])
 
 

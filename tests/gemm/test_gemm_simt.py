@@ -67,12 +67,12 @@ def test_kernels_compile_without_spills(dtype, arch, options):
 
 @pytest.mark.slow
 def test_ptx_is_made_for_whatever_device_comes():
-    assert b".target sm_80" in cuda_lab.device_code(build("float32", "cuda:compute_80").library)
+    assert b".target sm_80" in cuda_lab.device_code(build("float32", "cuda:compute_80").linked)
 
 
 def call(driver, a, b, c, *more, alpha=1.0, **options):
     """Call the float32 product and return its only launch."""
-    said = driver.do(cuda_lab.call, build("float32", "cuda:sm_75", **options).library, [a, b, *more, c, None, alpha])
+    said = driver.do(cuda_lab.call, build("float32", "cuda:sm_75", **options).linked, [a, b, *more, c, None, alpha])
     assert said.error is None
     return said.launch
 
@@ -134,7 +134,7 @@ def test_operands_of_the_epilogue_and_alpha_are_passed_on(driver):
     shape = (5, 6)
     said = driver.do(
         cuda_lab.call,
-        build("float16", "cuda:sm_90a", **ALL).library,
+        build("float16", "cuda:sm_90a", **ALL).linked,
         [
             Array((5, 7), 1 << 20, "float16"),
             Array((7, 6), 2 << 20, "float16"),
@@ -155,7 +155,7 @@ def test_a_product_over_nothing_is_launched_and_an_empty_one_is_not(driver):
     assert product(driver, 4, 4, 0)["grid"] == [1, 1, 1]
     said = driver.do(
         cuda_lab.call,
-        build("float32", "cuda:sm_75", trans_b=True).library,
+        build("float32", "cuda:sm_75", trans_b=True).linked,
         [Array((0, 8)), Array((4, 8)), Array((0, 4)), None, 1.0],
     )
     assert said.error is None and not said.launches()

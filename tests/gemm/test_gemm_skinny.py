@@ -135,7 +135,7 @@ def test_kernels_compile_without_spills(arch, options):
 
 @pytest.mark.slow
 def test_ptx_multiplies_16_by_8_tiles_that_were_copied_asynchronously():
-    ptx = cuda_lab.device_code(build("cuda:compute_80").library)
+    ptx = cuda_lab.device_code(build("cuda:compute_80").linked)
     assert b"mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32" in ptx
     assert b"cp.async.cg.shared.global" in ptx and b"ldmatrix" in ptx
 
@@ -148,7 +148,7 @@ def call(driver, m, n, k, *, batch=None, a=None, b=None, arch="cuda:sm_90a"):
     lead = () if batch is None else (batch,)
     said = driver.do(
         cuda_lab.call,
-        build(arch).library,
+        build(arch).linked,
         [
             Array((*lead, m, k), **{"address": 1 << 30, "dtype": "float16", **(a or {})}),
             Array((*lead, k, n), **{"address": 1 << 40, "dtype": "float16", **(b or {})}),
@@ -212,7 +212,7 @@ def test_ampere_takes_its_own_kernels_without_clusters(driver):
     options = {"trans_b": True, "epilogue": "gelu", "bias": True, "residual": True}
     said = driver.do(
         cuda_lab.call,
-        build("cuda:sm_80", **options).library,
+        build("cuda:sm_80", **options).linked,
         [*(replace(array, dtype="float16") for array in arrays), None, 1.0],
     )
     launch = said.launch
@@ -234,7 +234,7 @@ def test_coordinates_that_are_no_ints_go_to_the_cuda_cores(driver, wide):
     m, n, k, batch = size["m"], size["n"], size["k"], size["batch"]
     said = driver.do(
         cuda_lab.call,
-        build("cuda:sm_90a").library,
+        build("cuda:sm_90a").linked,
         [
             Array((batch, m, k), 1 << 30, "float16"),
             Array((batch, k, n), 1 << 50, "float16"),

@@ -41,7 +41,7 @@ def build(module, arch, dtype="float16", options=()):
     os.mkdir(folder)
     built = pool.default().build(GEMM, asked, schedule, config, f"cuda:{arch}", tlhub_cuda.TARGET, folder)
     source = Path(folder, "program.cu").read_text()
-    return SimpleNamespace(built=built, library=os.path.join(folder, "kernel.so"), source=source, config=config)
+    return SimpleNamespace(built=built, linked=os.path.join(folder, "kernel.so"), source=source, config=config)
 
 
 # -- what they serve -------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ def call(driver, made, m, n, k, batch=1, alpha=1.0, a=None, c=None, **fields):
         Array(shape, (i + 1) << 40, "float16", step, **fields)
         for i, (shape, step) in enumerate(zip(shapes, strides, strict=True))
     ]
-    return driver.do(cuda_lab.call, made.library, [*arrays, None, alpha])
+    return driver.do(cuda_lab.call, made.linked, [*arrays, None, alpha])
 
 
 def test_the_tile_follows_the_call(driver):

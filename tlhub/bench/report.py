@@ -13,7 +13,7 @@ class Timing:
     """Seconds a call, one number for each round, and what ran. ``device``: the same on a GPU alone."""
 
     rounds: tuple[float, ...]
-    library: str | None = None
+    package: str | None = None
     device: tuple[float, ...] = ()
 
     @property
@@ -26,7 +26,7 @@ class Timing:
             "seconds": self.seconds,
             "best": min(self.rounds),
             "rounds": list(self.rounds),
-            "library": self.library,
+            "library": self.package,
         }
         if self.device:
             found["device"] = {"seconds": statistics.median(self.device), "rounds": list(self.device)}
@@ -108,7 +108,7 @@ class Report:
             row = f"{name:<{width}}" + self._columns(timing.rounds, self.ours.rounds, 12)
             if timing.device:
                 row += self._columns(timing.device, self.ours.device, 14)
-            lines.append(row + (f"   {timing.library}" if timing.library else ""))
+            lines.append(row + (f"   {timing.package}" if timing.package else ""))
         lines += [f"left out: {p.name} ({p.missing})" for p in self.peers if p.missing]
         return "\n".join(line.rstrip() for line in lines)
 

@@ -65,7 +65,7 @@ def converted(x: Any, tensor: Tensor, got: str) -> str:
     """Return what to write for the array *x*, whose dtype is *got*, so that it is what *tensor* asks for."""
     if tensor.output:
         return NEW_OUTPUT
-    library, dtype = streams.library(x), tensor.dtype
+    library, dtype = streams.made_by(x), tensor.dtype
     if library == "torch":
         return f"{tensor.name}.to(torch.{dtype})"
     narrow = dtype == "bfloat16" or dtype.startswith("float8")  # NumPy code keeps their bits in unsigned integers
@@ -75,12 +75,12 @@ def converted(x: Any, tensor: Tensor, got: str) -> str:
 
 def copied(x: Any, name: str) -> str:
     """Return what to write for a copy of the array *x*, in C order and aligned."""
-    return f"{name}.contiguous().clone()" if streams.library(x) == "torch" else f"{name}.copy()"
+    return f"{name}.contiguous().clone()" if streams.made_by(x) == "torch" else f"{name}.copy()"
 
 
 def elsewhere(x: Any, name: str, expected: str) -> str:
     """Return what to write for the array *x*, so that it is on the device that is *expected*."""
-    library, cuda = streams.library(x), "on cuda" in expected
+    library, cuda = streams.made_by(x), "on cuda" in expected
     if library == "torch":
         return f"{name}.cuda()" if cuda else f"{name}.cpu()"
     if library == "cupy" and not cuda:
@@ -102,7 +102,7 @@ def writable(x: Any, tensor: Tensor, kernel: str) -> Any:
 
 def memory(x: Any) -> Any:
     """Return the array *x*, of which only the memory matters, as tvm-ffi takes it."""
-    return tensor_from_capsule(x.__dlpack__(stream=-1)) if streams.library(x) == "cupy" else x
+    return tensor_from_capsule(x.__dlpack__(stream=-1)) if streams.made_by(x) == "cupy" else x
 
 
 def direct(inputs: tuple[Any, ...]) -> bool:
@@ -122,7 +122,7 @@ def empty_like(x: Any, shape: tuple[int, ...], dtype: str) -> tuple[Any, Callabl
     NumPy for NumPy, PyTorch for PyTorch, what its array namespace gives for others. Where arrays are
     immutable (JAX) it is a NumPy array or the memory of a new one, and finishing makes it one of the kind.
     """
-    library = streams.library(x)
+    library = streams.made_by(x)
     if library == "torch":
         return _torch_empty(x, shape, dtype), None
     if library == "cupy":
@@ -143,7 +143,7 @@ def empty_like(x: Any, shape: tuple[int, ...], dtype: str) -> tuple[Any, Callabl
 
 
 def _handed(x: Any, tensor: Tensor, kernel: str, *, writing: bool) -> Any:
-    library = streams.library(x)
+    library = streams.made_by(x)
     try:
         if library == "numpy":
             return _numpy(x, tensor, kernel, writing)

@@ -203,7 +203,7 @@ class CompiledKernel:
         hint = "leave stream= away"
         if not self._streams:
             expected = f"None, for {self.arch} has no streams"
-        elif streams.library(first) == "jax":
+        elif streams.made_by(first) == "jax":
             expected = "None, for JAX waits for a stream of its own and for no other"
         else:
             found = streams.handle(stream)

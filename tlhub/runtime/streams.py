@@ -19,7 +19,7 @@ _CPU = 1  # DLPack's number
 _libraries: dict[type, str] = {}
 
 
-def library(x: Any) -> str:
+def made_by(x: Any) -> str:
     """Return the name of the array library that *x* is of, ``torch`` for one of a subclass of its tensors too."""
     kind = type(x)
     if kind not in _libraries:
@@ -67,7 +67,7 @@ def entered(x: Any, stream: Any, found: int) -> AbstractContextManager[Any]:
 
     Nothing where *x* is on no GPU: a call with it is refused.
     """
-    name, device = library(x), _device(x)
+    name, device = made_by(x), _device(x)
     context: AbstractContextManager[Any] = nullcontext()
     if device is None or _of(x) == found:
         return context
@@ -83,7 +83,7 @@ def entered(x: Any, stream: Any, found: int) -> AbstractContextManager[Any]:
 
 def _of(x: Any) -> int | None:
     """Return what ``of`` does, of an array on a GPU."""
-    name = library(x)
+    name = made_by(x)
     if name == "torch":
         return int(sys.modules["torch"].cuda.current_stream(x.device).cuda_stream)
     if name == "cupy":
