@@ -11,6 +11,7 @@ from tlhub.bench.side import LeftOut
 from tlhub.catalog import load
 from tlhub.problem import make, signature
 from tlhub.testing import devices
+from tlhub.testing.data import function
 
 
 class Gpu:
@@ -108,7 +109,24 @@ def test_what_is_wrong_is_not_timed(on_the_cpu, wrong):
         assert "1 of 231 elements" in found["fault"]
     else:
         assert timed == ["tlhub", "torch"] and found["fault"] is None and 0 < found["worst"] <= 1
+        assert found["bytes"] == 2 * (33 * 65 + 65 * 7 + 33 * 7) and found["bandwidth"] is None  # without graphs
         assert found["left_out"] == {"cupy": "the arrays are those of torch"} and "torch" in found["libraries"]
+
+
+def test_a_peer_that_refuses_only_when_it_is_called_is_left_out(on_the_cpu, monkeypatch):
+    import torch
+
+    gemm, problem, timed = on_the_cpu
+
+    def late(problem, arrays, scalars):
+        return lambda: torch.matmul(torch.ones(1, 1, dtype=torch.uint16), torch.ones(1, 1, dtype=torch.uint16))
+
+    monkeypatch.setattr("tlhub.testing.data.function", lambda path: late if path == "late" else function(path))
+    found = gpu.compare(
+        gemm, problem, lambda a, b, *, out, **scalars: torch.matmul(a, b, out=out), 0, {"torch": "late"},
+        rounds=1, seconds=1e-3, seed=0, l2=1,
+    )  # fmt: skip
+    assert timed == ["tlhub"] and "not implemented" in found["left_out"]["torch"]
 
 
 def test_without_a_library_of_a_gpus_nothing_is_timed(monkeypatch):
@@ -132,12 +150,15 @@ def test_text_and_json_tell_both_times():
     report = Report(
         problem={}, title="gemm", arch="cuda:sm_90a", model="a GPU", threads=0, schedule="s", config={},
         origin="cache", key="k", flops=6e3, worst=0.5, fault=None, ours=ours, peers=(Peer("torch", theirs),),
+        bytes=3_000_000, bandwidth=4e12,
     )  # fmt: skip
     lines = str(report).splitlines()
     assert lines[0] == "gemm on cuda:sm_90a (a GPU)"
-    assert lines[3].split() == ["a", "call", "GFLOP/s", "ratio", "on", "the", "GPU", "GFLOP/s", "ratio"]
-    assert lines[4].split() == ["tlhub", "2", "us", "3.0", "1", "us", "6.0"]
-    assert lines[5].split() == ["torch", "4", "us", "1.5", "2.00", "3", "us", "2.0", "3.00", "torch", "2"]
+    assert lines[3].split() == ["a", "call", "GFLOP/s", "ratio", "on", "the", "GPU", "GFLOP/s", "ratio", "memory"]
+    assert lines[4].split() == ["tlhub", "2", "us", "3.0", "1", "us", "6.0", "0.75"]
+    assert lines[5].split() == ["torch", "4", "us", "1.5", "2.00", "3", "us", "2.0", "3.00", "0.25", "torch", "2"]
+    assert lines[6] == "memory    of the 4.00 TB/s at which it is read, each byte once"
     peer = report.to_json()["peers"]["torch"]
     assert peer["ratio"] == 2.0 and peer["device_ratio"] == pytest.approx(3.0)
     assert peer["device"] == {"seconds": 3e-6, "rounds": [3e-6]}
+    assert peer["memory"] == pytest.approx(0.25) and report.to_json()["bandwidth"] == 4e12

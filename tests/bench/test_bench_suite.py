@@ -25,6 +25,9 @@ class Measured:
     def to_json(self):
         return {"tlhub": self.ours.to_json()}
 
+    def memory(self, timing):
+        return 0.875
+
 
 def row(title, call, device):
     """A row whose peer takes 1 ms, and 1 ms on the GPU alone."""
@@ -76,8 +79,8 @@ def test_what_the_rows_come_to():
     assert [r["title"] for r in document["rows"]] == ["one", "two", "three"]
     assert document["rows"][2]["reason"] == "no store has it\nhint: x" and "tlhub" not in document["rows"][2]
     lines = str(found).splitlines()
-    assert lines[0].split() == ["a", "call", "GPU", "torch", "torch,", "GPU"]
-    assert lines[1].split() == ["one", "500", "us", "1", "ms", "2.00", "1.00"]
+    assert lines[0].split() == ["a", "call", "GPU", "memory", "torch", "torch,", "GPU"]
+    assert lines[1].split() == ["one", "500", "us", "1", "ms", "0.88", "2.00", "1.00"]
     assert lines[3].split(None, 1) == ["three", "no store has it"]
     assert lines[4].split() == ["geomean", "1.00", "2.00"] and lines[5].split() == ["least", "0.50", "1.00"]
 

@@ -25,6 +25,9 @@ _RECORDED = 20
 _WARM = 0.1
 """Seconds until clocks and caches have settled."""
 
+_READ = 1 << 30
+"""Bytes that are read to learn the bandwidth of memory, far more than a cache holds."""
+
 
 def compare(
     kernel: Kernel,
@@ -42,7 +45,8 @@ def compare(
 
     Returns ``worst``, the largest error in units of the tolerance, or the ``fault`` that keeps it from being timed;
     ``taken``, by side the seconds of each round: ``call`` as a caller sees one, ``device`` on the GPU alone;
-    ``libraries``, by peer what it runs on, and ``left_out``, by peer why it did not run.
+    ``bytes`` of all operands and results, and ``bandwidth``, the bytes a second at which this GPU reads memory, None
+    where that was not measured; ``libraries``, by peer what it runs on, and ``left_out``, by peer why it did not run.
     """
     from tlhub.problem import signature
     from tlhub.testing.data import default_scalars, function
@@ -59,22 +63,32 @@ def compare(
     try:
         worst = check_there(compiled, kernel, problem, sets[0], scalars, arrays)
     except AssertionError as error:
-        return {"worst": None, "fault": str(error), "taken": {}, "libraries": {}, "left_out": {}}
+        return {"worst": None, "fault": str(error)}
     sides, left_out = {"tlhub": [_ours(compiled, s, [arrays.empty(t) for t in sign.outputs]) for s in sets]}, {}
     for name, path in peers.items():
         if name != arrays.name:
             left_out[name] = f"the arrays are those of {arrays.name}"
             continue
         try:
-            sides[name] = [function(path)(problem, s, scalars) for s in sets]
+            calls = [function(path)(problem, s, scalars) for s in sets]
+            calls[0]()  # some tell only now
+            sides[name] = calls
         except NotImplementedError as error:
             left_out[name] = str(error) or "it does not compute this problem"
     graphs = TorchGraphs(arrays.wait) if arrays.name == "torch" else None  # CuPy records none of cuBLAS
     taken = in_turn(sides, arrays.wait, graphs, rounds, seconds)
-    libraries = {name: arrays.version for name in sides if name != "tlhub"}
+    found = {
+        "worst": worst,
+        "fault": None,
+        "taken": taken,
+        "bytes": _bytes(sign),
+        "bandwidth": None if graphs is None else graphs.bandwidth(),
+        "libraries": {name: arrays.version for name in sides if name != "tlhub"},
+        "left_out": left_out,
+    }
     del sides, sets
     arrays.free()
-    return {"worst": worst, "fault": None, "taken": taken, "libraries": libraries, "left_out": left_out}
+    return found
 
 
 def in_turn(
@@ -110,9 +124,12 @@ def in_turn(
 
 def _sets(sign: Signature, l2: int) -> int:
     """Return how many sets of operands together are twice what the L2 cache holds, at most the launches of a graph."""
+    return max(1, min(_RECORDED, math.ceil(2 * l2 / max(_bytes(sign), 1))))
+
+
+def _bytes(sign: Signature) -> int:
     tensors = (*sign.inputs, *sign.outputs)
-    size = sum(math.prod(map(int, t.extents)) * DTYPES[t.dtype][1] // 8 for t in tensors)
-    return max(1, min(_RECORDED, math.ceil(2 * l2 / max(size, 1))))
+    return sum(math.prod(map(int, t.extents)) * DTYPES[t.dtype][1] // 8 for t in tensors)
 
 
 def _ours(compiled: Any, inputs: Mapping[str, Any], outputs: list[Any]) -> Call:
@@ -154,6 +171,9 @@ class Graphs(Protocol):
     def elapsed(self, graph: Any, times: int) -> float:
         """Return the seconds that the GPU takes for *times* launches of *graph*."""
 
+    def bandwidth(self) -> float:
+        """Return the bytes a second at which the GPU reads memory."""
+
 
 class TorchGraphs:
     """CUDA graphs and events of PyTorch on its current device."""
@@ -181,3 +201,15 @@ class TorchGraphs:
         end.record()
         self._wait()
         return float(start.elapsed_time(end)) / 1e3
+
+    def bandwidth(self) -> float:
+        index = self._torch.cuda.current_device()
+        if index not in _bandwidths:
+            words = self._torch.rand(_READ // 4, device="cuda")
+            graph = self.recorded([words.sum] * _RECORDED)
+            _bandwidths[index] = max(_READ * _RECORDED / self.elapsed(graph, 1) for _ in range(5))
+        return _bandwidths[index]
+
+
+_bandwidths: dict[int, float] = {}
+"""What was measured, by the index of the GPU."""

@@ -128,7 +128,8 @@ def bench(
         say(f"warning: {doubt}; the figures may be far off")
     compared = [Peer(name, timing) for name, timing in timed.items() if name != "tlhub"]
     compared += [Peer(name, missing=why) for name, why in found["left_out"].items()]
-    return Report(**facts, worst=found["worst"], fault=None, ours=timed["tlhub"], peers=tuple(compared))
+    memory = {name: found[name] for name in ("bytes", "bandwidth")}
+    return Report(**facts, **memory, worst=found["worst"], fault=None, ours=timed["tlhub"], peers=tuple(compared))
 
 
 def peers_of(kernel: Kernel, target: str) -> dict[str, str]:
@@ -166,7 +167,8 @@ def _apart(
         say(f"timing {', '.join(sides)}: {rounds} rounds")
         taken = alternate(sides, rounds, seconds)
     timed = {name: {"call": found, "device": []} for name, found in taken.items()}
-    return {"worst": worst, "fault": None, "taken": timed, "libraries": libraries, "left_out": left_out}
+    found = {"worst": worst, "fault": None, "taken": timed, "libraries": libraries, "left_out": left_out}
+    return found | {"bytes": 0, "bandwidth": None}
 
 
 def doubts(taken: Mapping[str, Sequence[float]], load: float, cores: int) -> list[str]:

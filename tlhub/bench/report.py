@@ -46,7 +46,8 @@ class Peer:
 class Report:
     """A kernel's measurement. ``worst``: its largest error in units of the tolerance; ``fault``: why it is wrong.
 
-    ``threads``: of a CPU, 0 on a GPU.
+    ``threads``: of a CPU, 0 on a GPU. ``bytes`` of operands and results, and ``bandwidth``, the bytes a second at which
+    the GPU reads memory, where these were measured.
     """
 
     problem: Mapping[str, Any]
@@ -63,6 +64,8 @@ class Report:
     fault: str | None
     ours: Timing | None = None
     peers: Sequence[Peer] = field(default_factory=tuple)
+    bytes: int = 0
+    bandwidth: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -75,6 +78,8 @@ class Report:
             "origin": self.origin,
             "key": self.key,
             "flops": self.flops,
+            "bytes": self.bytes,
+            "bandwidth": self.bandwidth,
             "check": {"passed": self.fault is None, "worst": self.worst, "fault": self.fault},
             "tlhub": self._side(self.ours),
             "peers": {
@@ -86,7 +91,16 @@ class Report:
         }
 
     def _side(self, timing: Timing | None) -> dict[str, Any] | None:
-        return None if timing is None else {**timing.to_json(), "gflops": gflops(self.flops, timing.seconds)}
+        if timing is None:
+            return None
+        found = {**timing.to_json(), "gflops": gflops(self.flops, timing.seconds)}
+        return found if self.memory(timing) is None else {**found, "memory": self.memory(timing)}
+
+    def memory(self, timing: Timing) -> float | None:
+        """Return the part of the bandwidth at which a side moved each byte once, or None where it is not known."""
+        if not self.bandwidth or not timing.device:
+            return None
+        return self.bytes / statistics.median(timing.device) / self.bandwidth
 
     def __str__(self) -> str:
         threads = f", {self.threads} thread{'s' if self.threads != 1 else ''}" if self.threads else ""
@@ -103,12 +117,17 @@ class Report:
         measured = [("tlhub", self.ours)] + [(p.name, p.timing) for p in self.peers if p.timing]
         width = max(len(name) for name, _ in measured) + 2
         on_gpu = f"{'on the GPU':>14}{'GFLOP/s':>10}{'ratio':>8}" if self.ours.device else ""
+        on_gpu += f"{'memory':>8}" if self.bandwidth else ""
         lines.append(f"{'':<{width}}{'a call':>12}{'GFLOP/s':>10}{'ratio':>8}{on_gpu}")
         for name, timing in measured:
             row = f"{name:<{width}}" + self._columns(timing.rounds, self.ours.rounds, 12)
             if timing.device:
                 row += self._columns(timing.device, self.ours.device, 14)
+            if (part := self.memory(timing)) is not None:
+                row += f"{part:>8.2f}"
             lines.append(row + (f"   {timing.package}" if timing.package else ""))
+        if self.bandwidth:
+            lines.append(f"memory    of the {self.bandwidth / 1e12:.2f} TB/s at which it is read, each byte once")
         lines += [f"left out: {p.name} ({p.missing})" for p in self.peers if p.missing]
         return "\n".join(line.rstrip() for line in lines)
 

@@ -69,19 +69,22 @@ class Suite:
         columns = [(peer, kind) for peer, kinds in summary.items() for kind in kinds]
         heads = [peer if kind == "ratio" else f"{peer}, GPU" for peer, kind in columns]
         wide = max(len(row.title) for row in self.rows) + 2
-        lines = [f"{'':<{wide}}{'a call':>10}{'GPU':>10}" + "".join(f"{head:>14}" for head in heads)]
+        lines = [f"{'':<{wide}}{'a call':>10}{'GPU':>10}{'memory':>8}" + "".join(f"{head:>14}" for head in heads)]
         for row in self.rows:
-            ours = row.report.ours if row.report else None
-            if ours is None:
+            report, ours = row.report, row.report.ours if row.report else None
+            if report is None or ours is None:
                 lines.append(f"{row.title:<{wide}}  {(row.fault or '').partition(chr(10))[0]}")
                 continue
             alone = span(statistics.median(ours.device)) if ours.device else ""
+            part = report.memory(ours)
+            memory = "" if part is None else f"{part:.2f}"
             found = row.ratios()
             cells = [f"{found[peer][kind]:.2f}" if kind in found.get(peer, ()) else "" for peer, kind in columns]
-            lines.append(f"{row.title:<{wide}}{span(ours.seconds):>10}{alone:>10}" + "".join(f"{c:>14}" for c in cells))
+            figures = f"{span(ours.seconds):>10}{alone:>10}{memory:>8}" + "".join(f"{c:>14}" for c in cells)
+            lines.append(f"{row.title:<{wide}}{figures}")
         for what in ("geomean", "least"):
             cells = [f"{summary[peer][kind][what]:.2f}" for peer, kind in columns]
-            lines.append(f"{what:<{wide}}{'':>20}" + "".join(f"{c:>14}" for c in cells))
+            lines.append(f"{what:<{wide}}{'':>28}" + "".join(f"{c:>14}" for c in cells))
         return "\n".join(line.rstrip() for line in lines)
 
 
