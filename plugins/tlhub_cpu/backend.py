@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 
 from tlhub.build import library, shim
@@ -10,7 +11,7 @@ from tlhub.specs import Problem, Signature
 from tlhub_cpu.arch import spec
 
 _KDL_CPU = 1
-_base = library.Base(shim.static("cpu_pool.c"))
+_base = library.Base(shim.static("cpu_pool.c"), writers=(sys.modules[__name__],))
 
 
 def prepare(arch: str) -> None:
@@ -27,4 +28,4 @@ def assemble(program: DeviceProgram, problem: Problem, signature: Signature, fol
 
 def identity(arch: str) -> Mapping[str, str]:
     """Return what this back end adds to the toolchain's identity. Raises BuildError without a compiler."""
-    return {"cc": _base.compiler(spec(arch).machine).version}
+    return _base.identity(spec(arch).machine)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,7 +15,9 @@ from tlhub_cuda import TARGET, host, image, launches, nvcc
 _FLAGS = ("-O3", "-std=c++17", "-allow-unsupported-compiler")  # the host's code is thrown away
 _FILES = ("cuda_launch.h", "cuda_launch.c")
 _base = library.Base(
-    {name: Path(__file__).with_name(name).read_text(encoding="utf-8") for name in _FILES}, ("-lm", "-ldl", "-lpthread")
+    {name: Path(__file__).with_name(name).read_text(encoding="utf-8") for name in _FILES},
+    ("-lm", "-ldl", "-lpthread"),
+    writers=(sys.modules[__name__], host),
 )
 
 
@@ -45,7 +48,7 @@ def assemble(program: DeviceProgram, problem: Problem, signature: Signature, fol
 
 def identity(arch: str) -> Mapping[str, str]:
     """Return what this back end adds to the toolchain's identity. Raises BuildError without its compilers."""
-    return {"nvcc": nvcc.find().version, "cc": _base.compiler(compiler.here()).version}
+    return {"nvcc": nvcc.find().version, **_base.identity(compiler.here())}
 
 
 def resources(program: DeviceProgram, usage: Mapping[str, nvcc.Usage]) -> dict[str, int]:

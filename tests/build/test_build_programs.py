@@ -11,7 +11,7 @@ import lab
 import numpy as np
 import pytest
 
-from tlhub.build import check, compiler, shim
+from tlhub.build import check, compiler, library, shim
 from tlhub.build.frontends import tvm as frontend
 from tlhub.build.program import ANY, Buffer, DeviceProgram
 from tlhub.errors import BuildError
@@ -185,3 +185,12 @@ def test_what_the_shim_cannot_hold_is_refused():
     wide = sign.inputs[0]._replace(dims=("M",) * 9, extents=(3,) * 9)
     with pytest.raises(BuildError, match="9 dims in argument 'a'; the host shim takes at most 8"):
         contract(inputs=(wide, sign.inputs[1]))
+
+
+def test_the_identity_of_a_library_names_the_code_that_all_have():
+    """A host shim that was mended makes other libraries, though the program is what it was."""
+    machine = compiler.here()
+    first, again = (library.Base({"a.c": "int a;\n"}).identity(machine) for _ in range(2))
+    assert first == again and first.keys() == {"cc", "host"}
+    assert library.Base({"a.c": "int a = 1;\n"}).identity(machine)["host"] != first["host"]
+    assert library.Base({"a.c": "int a;\n"}, writers=(compiler,)).identity(machine)["host"] != first["host"]

@@ -310,5 +310,5 @@ def _map_types():
 
 
 def test_what_is_needed_is_asked_for_by_name():
-    assert backend.identity("cuda:sm_90a").keys() == {"nvcc", "cc"}
+    assert backend.identity("cuda:sm_90a").keys() == {"nvcc", "cc", "host"}
     assert tlhub_cuda.TARGET.assemble == "tlhub_cuda.backend:assemble"

@@ -7,8 +7,11 @@ one that calls anything else does not link, here or for another machine.
 
 from __future__ import annotations
 
+import hashlib
 import os
+import sys
 from collections.abc import Iterable, Mapping
+from types import ModuleType
 
 from tlhub.build import shim
 from tlhub.build.compiler import Compiler, Job, find
@@ -44,13 +47,17 @@ _STANDIN = "libtvm_ffi.so"
 class Base:
     """What the libraries of a back end have in common: the host shim, and *files*, C sources and headers by name.
 
-    ``libraries``: of the system, that they are linked with.
+    ``libraries``: of the system, that they are linked with. ``writers``: modules of the back end that decide what else
+    is compiled, and how.
     """
 
-    def __init__(self, files: Mapping[str, str], libraries: tuple[str, ...] = ("-lm",)) -> None:
+    def __init__(
+        self, files: Mapping[str, str], libraries: tuple[str, ...] = ("-lm",), writers: Iterable[ModuleType] = ()
+    ) -> None:
         self._files = {**shim.static("host_shim.h", "host_shim.c"), **files}
         self._headers = [name for name in self._files if name.endswith(".h")]
         self._libraries = libraries
+        self._writers = (sys.modules[__name__], shim, *writers)
         self._static: dict[str, Job] = {}
 
     def prepare(self, machine: str) -> None:
@@ -58,10 +65,13 @@ class Base:
         if machine not in self._static:
             self._static[machine] = Job(find(machine), self._compile)
 
-    def compiler(self, machine: str) -> Compiler:
-        """Return the compiler for *machine*. Raises BuildError if there is none."""
+    def identity(self, machine: str) -> Mapping[str, str]:
+        """Return what makes the host's part of a library what it is: the compiler for *machine*, and a digest of the
+        code that is in every library and of that which writes the rest. Raises BuildError without a compiler."""
         self.prepare(machine)
-        return self._static[machine].compiler
+        texts = [*self._files.items(), *((m.__name__, _source(m)) for m in self._writers)]
+        digest = hashlib.sha256(repr((texts, self._libraries)).encode()).hexdigest()
+        return {"cc": self._static[machine].compiler.version, "host": digest[:16]}
 
     def link(
         self, folder: str, machine: str, sources: Mapping[str, str], parts: Iterable[str], exports: Iterable[str]
@@ -71,7 +81,8 @@ class Base:
         *parts*: files in the folder that go into it, and then away: objects are linked, others are for the sources
         to include. *exports*: functions besides those that every library exports. Raises BuildError.
         """
-        compiler = self.compiler(machine)
+        self.prepare(machine)
+        compiler = self._static[machine].compiler
         try:
             static = self._static[machine].collect()
         except BaseException:
@@ -109,6 +120,11 @@ def _compile(compiler: Compiler, folder: str, source: str) -> str:
 def _version_script(exports: Iterable[str]) -> str:
     """Return a version script: the functions that the host calls, and nothing of the program's own."""
     return f"{{ global: {' '.join(f'{name};' for name in exports)} local: *; }};\n"
+
+
+def _source(module: ModuleType) -> str:
+    assert module.__file__
+    return _read(*os.path.split(module.__file__)).decode()
 
 
 def _write(folder: str, name: str, data: bytes) -> None:
