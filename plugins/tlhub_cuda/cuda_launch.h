@@ -69,5 +69,6 @@ int tlhub_too_large(int32_t kernel, int parameter, int64_t value);
 #define EXTENT(a, i) (tensor_##a->shape[i])
 #define CEIL_DIV(x, y) (((int64_t)(x) + (int64_t)(y) - 1) / (int64_t)(y))
 #define ALIGNED(x, n) ((uint64_t)(x) % (uint64_t)(n) == 0)
+#define MAX(x, y) ((x) > (y) ? (x) : (y))
 
 #endif

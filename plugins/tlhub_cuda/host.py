@@ -6,7 +6,7 @@ Names of its own start with an underscore, or with ``tlhub``: a dim and a scalar
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 
 from tlhub.build.program import Branch, DeviceProgram, Expression, Launch, Parameter, TensorMap
@@ -25,7 +25,7 @@ def source(program: DeviceProgram, problem: Problem, signature: Signature, image
     """
     kernels = _kernels(program.branches)
     rows = "\n".join(f'  {{"{name}", {shared}, {cluster}, 0}},' for name, (shared, cluster) in kernels.items())
-    names = _Names(problem, signature)
+    names = _Names(problem, signature, program.values)
     workspace = f"\n{_workspace(program.branches, names)}" if needs_workspace(program) else ""
     return f"""/* The launches of a call. Generated. The device code is {digest}. */
 #include "cuda_launch.h"
@@ -48,7 +48,8 @@ const tlhub_code_t tlhub_code = {{{string(problem.kernel)}, tlhub_image, {len(ke
 class _Names:
     """What expressions may name, and the C that declares it from the arguments of a call."""
 
-    def __init__(self, problem: Problem, signature: Signature) -> None:
+    def __init__(self, problem: Problem, signature: Signature, values: Mapping[str, Expression]) -> None:
+        self.values = values
         tensors = (*signature.inputs, *signature.outputs)
         number = len(tensors)
         self.tensors = {t.name: f"const DLTensor *const tensor_{t.name} = {_tensor(i)};" for i, t in enumerate(tensors)}
@@ -69,13 +70,20 @@ class _Names:
 
     def declare(self, expressions: Iterable[Expression]) -> str:
         """Return the declarations that *expressions* need."""
-        words = set(re.findall(r"[A-Za-z_]\w*", " ".join(map(str, expressions))))
+        words = _words(*expressions)
+        for name, value in reversed([*self.values.items()]):  # a value may name those before it
+            words |= _words(value) if name in words else set()
         lines = [line for known in (self.tensors, self.dims, self.scalars) for n, line in known.items() if n in words]
         if "WORKSPACE" in words:
             lines.append(self.workspace)
         if "SMS" in words:
             lines += ["int64_t SMS;", f"if (tlhub_multiprocessors({_DEVICE}, &SMS)) return -1;"]
+        lines += [f"const int64_t {name} = {value};" for name, value in self.values.items() if name in words]
         return "".join(f"  {line}\n" for line in lines)
+
+
+def _words(*expressions: Expression) -> set[str]:
+    return set(re.findall(r"[A-Za-z_]\w*", " ".join(map(str, expressions))))
 
 
 def _tensor(i: int) -> str:

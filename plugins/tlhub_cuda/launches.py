@@ -47,17 +47,18 @@ _SHARED = {(7, 5): 64, (8, 0): 163, (8, 6): 99, (8, 9): 99, (9, 0): 227, (10, 0)
 """KiB of shared memory that a block may have, by compute capability."""
 
 _WORDS = frozenset(
-    "SMS WORKSPACE CEIL_DIV ALIGNED void const char bool int unsigned long float double size_t intptr_t uintptr_t "
+    "SMS WORKSPACE CEIL_DIV ALIGNED MAX void const char bool int unsigned long float double size_t intptr_t uintptr_t "
     "int8_t uint8_t int16_t uint16_t int32_t uint32_t int64_t uint64_t".split()
 )
-_ARRAY = re.compile(r"\b(DATA|STRIDE|EXTENT)\(\s*(\w*)\s*(?:,\s*(\w+)\s*)?\)")
+_MACROS = ("DATA", "STRIDE", "EXTENT")
+_ARRAY = re.compile(rf"\b({'|'.join(_MACROS)})\(\s*(\w*)\s*(?:,\s*(\w+)\s*)?\)")
 _NUMBER = re.compile(r"\b(?:0[xX][\da-fA-F]+|\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)[uUlLfF]*\b")
 
 
 def check(program: DeviceProgram, problem: Problem, signature: Signature, arch: str) -> None:
     """Raise BuildError that says what of *program* is wrong, before anything is compiled. *arch*: ``sm_90a``."""
     names = _Known(problem, signature)
-    for where, reason in _faults(program.branches, names, arch):
+    for where, reason in (*_value_faults(program.values, names), *_faults(program.branches, names, arch)):
         raise BuildError(f"{problem.kernel}: {where}{reason}")
 
 
@@ -97,8 +98,21 @@ class _Known:
             if word == "WORKSPACE" and not scratch:
                 return "it names WORKSPACE where the branch has none"
             if word not in self.numbers and word not in _WORDS:
-                return f"it names {word!r}; the contract has {', '.join(sorted(self.numbers))}"
+                return f"it names {word!r}; there are {', '.join(sorted(self.numbers))}"
         return None
+
+
+def _value_faults(values: Mapping[str, Expression], names: _Known) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong with *values*; *names* know them from then on."""
+    for name, value in values.items():
+        where = f"value {name!r}: "
+        taken = name in names.numbers or name in names.arrays or name in _WORDS or name in _MACROS
+        if taken or not re.fullmatch(r"(?!tlhub)[A-Za-z]\w*", name):
+            yield where, "that is the name of something else" if taken else "that is no name of a value"
+        reason = names.fault(value)
+        if reason:
+            yield where, f"{value!r}: {reason}"
+        names.numbers.add(name)
 
 
 def _faults(branches: tuple[Branch, ...], names: _Known, arch: str) -> Iterator[tuple[str, str]]:

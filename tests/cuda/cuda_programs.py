@@ -232,5 +232,6 @@ def sums(problem, config, arch):
             Parameter("int", "N"),
         ),
     )
-    branches = (Branch((parts, whole), "N > 32", workspace="4 * SMS * M"), Branch((short,)))
-    return CudaProgram(SUM, branches, strides={"a": (None, 1), "s": "compact"})
+    branches = (Branch((parts, whole), "long_rows", workspace="4 * room"), Branch((short,)))
+    values = {"long_rows": "N > 32", "room": "SMS * M", "unused": "room / 0"}
+    return CudaProgram(SUM, branches, strides={"a": (None, 1), "s": "compact"}, values=values)

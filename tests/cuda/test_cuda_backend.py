@@ -121,7 +121,7 @@ def passing(*parameters):
         ((), "axpy: the program has no branch"),
         ((Branch(()),), "branch 0: it has no launch"),
         (change() * 2, "branch 0: it has no condition, so that no call comes to those after it"),
-        ((replace(change()[0], when="M > 3"),), "condition 'M > 3': it names 'M'; the contract has N, alpha"),
+        ((replace(change()[0], when="M > 3"),), "condition 'M > 3': it names 'M'; there are N, alpha"),
         ((replace(change()[0], workspace="4 * SIZE"),), "workspace '4 \\* SIZE': it names 'SIZE'"),
         (change(kernel="ns::axpy"), "launch of 'ns::axpy': this is no name of an extern \"C\" function"),
         (change(grid=("N", 1)), r"grid \('N', 1\); it has three sizes"),
@@ -152,9 +152,28 @@ def test_launches_that_are_refused(branches, text):
         _check(branches)
 
 
-def _check(branches, arch="sm_90a", contract=cuda_lab.AXPY):
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"N": 1}, "value 'N': that is the name of something else"),
+        ({"a": 1}, "value 'a': that is the name of something else"),
+        ({"SMS": 1}, "value 'SMS': that is the name of something else"),
+        ({"DATA": 1}, "value 'DATA': that is the name of something else"),
+        ({"_x": 1}, "value '_x': that is no name of a value"),
+        ({"tlhub_x": 1}, "value 'tlhub_x': that is no name of a value"),
+        ({"x y": 1}, "value 'x y': that is no name of a value"),
+        ({"x": "y", "y": 1}, "value 'x': 'y': it names 'y'; there are N, alpha"),
+        ({"x": "WORKSPACE != 0"}, "it names WORKSPACE where the branch has none"),
+    ],
+)
+def test_values_that_are_refused(values, text):
+    with pytest.raises(BuildError, match=text):
+        _check(change(), values=values)
+
+
+def _check(branches, arch="sm_90a", contract=cuda_lab.AXPY, values=None):
     problem = make(contract, tuple(d.name for d in contract.dims), "float32", {})
-    program = DeviceProgram("program.cu", "tlhub_program", (), "program.cu", {}, branches=branches)
+    program = DeviceProgram("program.cu", "tlhub_program", (), "program.cu", {}, branches=branches, values=values or {})
     launches.check(program, problem, signature(contract, problem), arch)
 
 
@@ -164,6 +183,7 @@ def _check(branches, arch="sm_90a", contract=cuda_lab.AXPY):
 def test_launches_that_are_fine(value):
     _check(passing(Parameter("int64_t", value), Parameter("const void *", "(char *)DATA(a) + 16"), MAP))
     _check(change(cluster=(16, 1, 1), programmatic=True))
+    _check(change(grid=("y", 1, 1)), values={"x": value, "y": "MAX(x, 1)"})
 
 
 @pytest.mark.parametrize("fields", [{"cluster": (2, 1, 1)}, {"programmatic": True}, {"parameters": (MAP,)}])

@@ -120,12 +120,14 @@ class CudaProgram:
     """What a program of toolchain ``cuda`` returns: CUDA C++ with ``extern "C"`` kernels, and the branches of a call.
 
     ``strides``: of the array arguments that take other than any stride, as ``Buffer`` has them.
-    ``flags``: for nvcc, besides the usual ones (``-O3``, ``-std=c++17``, the arch).
+    ``values``: integers (int64_t) that a call computes once, by names that the expressions of branches and of later
+    values may use. ``flags``: for nvcc, besides the usual ones (``-O3``, ``-std=c++17``, the arch).
     """
 
     source: str
     branches: tuple[Branch, ...]
     strides: Mapping[str, str | tuple[int | None, ...]] = field(default_factory=dict)
+    values: Mapping[str, Expression] = field(default_factory=dict)
     flags: tuple[str, ...] = ()
 
 
@@ -166,6 +168,7 @@ class DeviceProgram:
     ``buffers``: of the array arguments, in order. ``source``: name of the readable member, for people.
     ``toolchain``: packages and compilers, with their versions. ``resources``: what the program uses.
     ``branches``: of a call the first whose condition holds is taken; a call that none serves is refused.
+    ``values``: what their expressions have names for, as ``CudaProgram`` has them.
     ``flags``: for the compiler of the device code.
     """
 
@@ -176,6 +179,7 @@ class DeviceProgram:
     toolchain: Mapping[str, str]
     resources: Mapping[str, int] = field(default_factory=dict)
     branches: tuple[Branch, ...] = ()
+    values: Mapping[str, Expression] = field(default_factory=dict)
     flags: tuple[str, ...] = ()
 
 

@@ -57,5 +57,6 @@ def translate(
         source=_SOURCE,
         toolchain=identity(),
         branches=made.branches,
+        values=made.values,
         flags=made.flags,
     )
