@@ -13,16 +13,16 @@ PLANS = tuple(
     Plan.parse(text)
     for text in (
         "coop-128x256 coop-128x256-b2 coop-256x128 coop-128x192 coop-128x64 coop-128x64-k2 "
-        "coop-128x96-k2 coop-128x128-k2 coop-128x160-k2 "
-        "ping-128x128 ping-128x160 ping-128x192 ping-128x192-b2 ping-64x128"
+        "coop-128x96-k2 coop-128x128-k2 coop-128x160-k2 coop-256x160 coop-256x192 coop-256x192-a2 "
+        "ping-128x128 ping-128x128-b2 ping-128x160 ping-128x192 ping-128x192-b2 ping-64x128"
     ).split()
 )
 """The plans worth considering; the first of equals is chosen."""
 
 _MOST_SUMS = 128  # of a thread, beside an epilogue
 
-_EXTENTS = (128, 512, 2048, 8192)
-"""Extents that stand for those of a symbolic dim."""
+_EXTENTS = (128, 512, 1000, 2048, 8192)
+"""Extents that stand for those of a symbolic dim; one makes rows that are slow to load."""
 
 _MOST_PLANS = 4
 _LEAST_GAIN = 0.005  # of the time, by which a further plan for symbolic dims has to pay
@@ -96,7 +96,8 @@ def _cover(problem: Problem, facts: DeviceFacts) -> list[Plan]:
 def _cost(plan: Plan, problem: Problem, case: Mapping[str, int], facts: DeviceFacts) -> int:
     """Return the cost of *problem* with *case* for its symbols."""
     b, m, n, k = (case.get(e, 1) if isinstance(e, str) else e for e in problem.dim.values())
-    return plan.cost(b, m, n, k, trans_b=bool(problem.option["trans_b"]), processors=facts.cores)
+    across = {name: bool(problem.option[name]) for name in ("trans_a", "trans_b")}
+    return plan.cost(b, m, n, k, **across, processors=facts.cores)
 
 
 HOPPER = Schedule(

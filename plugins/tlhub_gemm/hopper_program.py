@@ -9,10 +9,11 @@ from typing import NamedTuple
 from tlhub.build.program import Branch, CudaProgram, Expression, Launch, Parameter, TensorMap
 from tlhub.specs import DTYPES, Config, Problem
 from tlhub_gemm import cuda_code, simt_program, skinny_program, tensor_cores
-from tlhub_gemm.hopper_plan import BLOCK, DEPTH, ITEM, Plan
+from tlhub_gemm.hopper_plan import BLOCK, DEPTH, ITEM, Plan, load
 from tlhub_gemm.skinny_plan import tiles
 
 _ALIGNMENT = 16  # bytes, of addresses and strides in tensor maps
+_LINE = 128  # bytes that memory is read by; rows that begin elsewhere take up to twice as long
 
 FILES = (tensor_cores.FILE, "hopper.cuh", "align.cuh")
 """The files of cuda/ that the kernels are in."""
@@ -29,7 +30,8 @@ def program(problem: Problem, config: Config, arch: str) -> CudaProgram:
         *branches(problem, chosen),
         *simt_program.branches(problem),
     )
-    return CudaProgram(cuda_code.source(problem, *files) + products + instances, served)
+    source = cuda_code.source(problem, *files) + products + instances
+    return CudaProgram(source, served, values=values(problem, chosen))
 
 
 def plans(config: Config) -> tuple[Plan, ...]:
@@ -42,23 +44,29 @@ def kernels(problem: Problem, plans: Sequence[Plan]) -> str:
     return "\n".join([*(_instance(problem, plan) for plan in plans), ""])
 
 
+def values(problem: Problem, plans: Sequence[Plan]) -> dict[str, Expression]:
+    """Return what the branches have names for: whether arrays fit, the bytes of copies, and what each plan costs."""
+    arrays = [_Array.of(problem, name) for name in "abc"]
+    fits = {array.fits: cuda_code.mappable(problem, array.name, _ALIGNMENT) for array in arrays}
+    fits["fits_c"] += f" && ALIGNED(EXTENT(c, 2) * {_item(problem)}, {_ALIGNMENT})"  # whole 16 bytes are written
+    copies = {array.missing: array.copy for array in arrays[:2]}
+    loads = {f"load_{array.name}": load(array.name) for array in arrays[:2]}
+    costs = {f"cost_{i}": plan.price(bool(problem.option["trans_b"])) for i, plan in enumerate(plans)}
+    return {**fits, **copies, **loads, **costs}
+
+
 def branches(problem: Problem, plans: Sequence[Plan]) -> tuple[Branch, ...]:
     """Return the branches: the cheapest plan on arrays as they are, where tensor maps can be made of them all, else
     storing c element by element, else on copies of the operands in scratch memory."""
-    prices = [plan.price(bool(problem.option["trans_b"])) for plan in plans]
-    chosen = {
-        plan: " && ".join([_serves(plan), *(f"{prices[i]} <= {other}" for other in prices[i + 1 :])])
-        for i, plan in enumerate(plans)
-    }
+    cheapest = [" && ".join(f"cost_{i} <= cost_{j}" for j in range(i + 1, len(plans))) for i in range(len(plans))]
+    chosen = {p: " && ".join(filter(None, (_serves(p), cheap))) for p, cheap in zip(plans, cheapest, strict=True)}
     a, b, c = (_Array.of(problem, name) for name in "abc")
-    near, far = a.copied("0"), b.copied(a.missing())
-    scratch = f"{a.missing()} + {b.missing()}"
+    near, far = a.copied("0"), b.copied(a.missing)
+    scratch = f"{a.missing} + {b.missing}"
+    operands, all_three = f"{a.fits} && {b.fits}", f"{a.fits} && {b.fits} && {c.fits}"
     return (
-        *(
-            Branch((_gemm(problem, p, a, b, c),), f"{when} && {a.fits} && {b.fits} && {c.fits}")
-            for p, when in chosen.items()
-        ),
-        *(Branch((_gemm(problem, p, a, b),), f"{when} && {a.fits} && {b.fits}") for p, when in chosen.items()),
+        *(Branch((_gemm(problem, p, a, b, c),), f"{all_three} && {when}") for p, when in chosen.items()),
+        *(Branch((_gemm(problem, p, a, b),), f"{operands} && {when}") for p, when in chosen.items()),
         *(Branch((_align(problem, a, b), _gemm(problem, p, near, far)), when, scratch) for p, when in chosen.items()),
     )
 
@@ -74,13 +82,9 @@ def _clusters(plan: Plan) -> str:
 
 
 class _Array(NamedTuple):
-    """An array as a tensor map takes it: C expressions of its address, and its strides of rows and batches in bytes.
-
-    ``fits``: the condition that it is so.
-    """
+    """An array as a tensor map takes it: C expressions of its address, and its strides of rows and batches in bytes."""
 
     name: str
-    fits: str
     address: str
     strides: tuple[Expression, ...]
 
@@ -88,22 +92,33 @@ class _Array(NamedTuple):
     def of(cls, problem: Problem, name: str) -> _Array:
         """Return an array of the call where it is."""
         found = cuda_code.tensor_map(problem, name, (1, 1))
-        return cls(name, f"({cuda_code.mappable(problem, name, _ALIGNMENT)})", found.address, found.strides)
+        return cls(name, found.address, found.strides)
+
+    @property
+    def fits(self) -> str:
+        """The name of the condition that a tensor map can be made of the array where it is."""
+        return f"fits_{self.name}"
+
+    @property
+    def missing(self) -> str:
+        """The name of the bytes of the copy that is needed."""
+        return f"missing_{self.name}"
 
     @property
     def pitch(self) -> str:
         """Bytes of a row of a copy."""
-        return f"CEIL_DIV(EXTENT({self.name}, 2) * {ITEM}, {_ALIGNMENT}) * {_ALIGNMENT}"
+        return f"CEIL_DIV(EXTENT({self.name}, 2) * {ITEM}, {_LINE}) * {_LINE}"
 
-    def missing(self) -> str:
-        """Return the bytes of the copy that is needed, 0 where none is."""
-        return f"({self.fits} ? 0 : CEIL_DIV({self.pitch} * EXTENT({self.name}, 1) * B, 256) * 256)"
+    @property
+    def copy(self) -> str:
+        """Bytes of the copy that is needed, 0 where none is."""
+        return f"{self.fits} ? 0 : CEIL_DIV({self.pitch} * EXTENT({self.name}, 1) * B, 256) * 256"
 
     def copied(self, at: str) -> _Array:
         """Return the array, or where it does not fit its copy, *at* so many bytes into the scratch memory."""
         row, batch = self.pitch, f"{self.pitch} * EXTENT({self.name}, 1)"
         steps = (f"({self.fits} ? {s} : {c})" for s, c in zip(self.strides, (row, batch), strict=True))
-        return _Array(self.name, "1", f"({self.fits} ? {self.address} : {_room(at)})", tuple(steps))
+        return _Array(self.name, f"({self.fits} ? {self.address} : {_room(at)})", tuple(steps))
 
     def map(self, problem: Problem, box: tuple[int, int], item: int) -> TensorMap:
         """Return a tensor map with boxes of (columns, rows) that are swizzled by their width."""
@@ -176,5 +191,5 @@ def _align(problem: Problem, a: _Array, b: _Array) -> Launch:
             *(Parameter("int64_t", extent) for extent in extents),
         )
 
-    parameters = (Parameter("int64_t", "B"), *operand(a, "0"), *operand(b, a.missing()))
+    parameters = (Parameter("int64_t", "B"), *operand(a, "0"), *operand(b, a.missing))
     return Launch("align_operands", ("SMS * 8", 1, 1), (256, 1, 1), parameters)

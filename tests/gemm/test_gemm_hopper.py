@@ -81,7 +81,7 @@ def test_the_rest_is_left_to_others_with_the_reason(made, arch, reason):
         ((128, 6144, 4096), "coop-128x96-k2"),
         ((128, 8192, 28672), "coop-128x128-k2"),
         ((128, 10240, 8192), "coop-128x160-k2"),
-        ((512, 10240, 8192), "ping-128x160"),  # 256 tiles are two waves of 128
+        ((512, 10240, 8192), "coop-256x160"),  # 128 tiles are one wave
         ((512, 57344, 8192), "coop-128x256"),  # where b lies along N, boxes for 160 columns are narrow
         ((512, 4096, 14336), "ping-128x128"),
     ],
@@ -90,9 +90,12 @@ def test_the_model_chooses_what_was_measured_to_be_fast(shape, plan):
     assert plans(make(*shape))[0].removesuffix("-b2") == plan
 
 
-def test_operands_are_shared_where_a_call_has_many_stages():
-    assert "-b2" in plans(make(16384, 16384, 16384))[0]
-    assert "-b2" not in plans(make(2048, 2048, 16384))[0]
+def test_operands_are_shared_where_their_rows_are_slow_to_load():
+    """8208 bytes are no multiple of 32, 8192 are one of 128; what is no multiple of 16 is copied."""
+    for n in (4104, 2056):
+        assert plans(make(n, n, n))[0] == "coop-256x192-a2"
+    for n in (4096, 4160, 4099):
+        assert Plan.parse(plans(make(n, n, n))[0]).cluster == 1
 
 
 def test_no_plan_splits_k_further_than_it_goes():
@@ -221,13 +224,26 @@ def call(driver, *shape, name="main", **arrays):
     return said
 
 
+def cheapest(plans, m, n, k):
+    how = {"trans_a": False, "trans_b": False, "processors": 132}
+    return min(plans.split(), key=lambda p: Plan.parse(p).cost(1, m, n, k, **how))
+
+
 def test_a_call_takes_the_cheapest_plan(driver):
     taken = set()
     for m, n, k in ((128, 4096, 4096), (4096, 4096, 4096), (8192, 8192, 8192), (16384, 16384, 16384), (100, 1000, 64)):
-        plan = min(SCHEMES.split(), key=lambda p: Plan.parse(p).cost(1, m, n, k, trans_b=False, processors=132))
+        plan = cheapest(SCHEMES, m, n, k)
         assert call(driver, m, n, k).launch["kernel"] == "hopper_" + plan.replace("-", "_")
         taken.add(plan)
     assert len(taken) >= 2
+
+
+def test_rows_that_are_slow_to_load_are_shared(driver):
+    """The stride decides, not the extents: 4104 elements are 16 bytes beyond a multiple of 32."""
+    for k, gap, shared in ((4096, 0, False), (4104, 0, True), (4096, 8, True), (4096, 64, False)):
+        rows = {"strides": (k + gap, 1)}
+        taken = call(driver, 4096, 8192, k, a=rows).launch
+        assert (taken.get("cluster") == [2, 1, 1]) == shared, taken["kernel"]
 
 
 def test_a_launch_has_as_many_clusters_as_fit(driver):
@@ -253,14 +269,22 @@ def test_tensor_maps_have_the_arrays_as_they_are_stored(driver):
 
 
 def test_blocks_that_share_b_load_a_half_each(driver):
-    said = call(driver, 16384, 16384, 16384)
+    said = call(driver, 4096, 8192, 4104)
     assert said.launch["kernel"] == "hopper_coop_128x256_b2" and said.launch["cluster"] == [2, 1, 1]
     assert [m["box"] for m in said.maps()[:3]] == [[64, 128, 1], [64, 32, 1], [64, 16, 1]]
 
 
-@pytest.mark.parametrize("c", [{"address": (1 << 45) + 2}, {"strides": (1, 200)}, {"strides": (305, 1)}])
-def test_a_c_that_has_no_tensor_map_is_written_element_by_element(driver, c):
-    said = call(driver, 200, 304, 64, c=c)
+@pytest.mark.parametrize(
+    ("n", "c"),
+    [
+        (304, {"address": (1 << 45) + 2}),
+        (304, {"strides": (1, 200)}),
+        (304, {"strides": (305, 1)}),
+        (300, {"strides": (304, 1)}),  # a tensor copy would write all of the last 16 bytes of a row
+    ],
+)
+def test_a_c_that_no_tensor_copy_may_write_is_written_element_by_element(driver, n, c):
+    said = call(driver, 200, n, 64, b={"strides": (304, 1)}, c=c)
     assert said.launch["kernel"].startswith("hopper_") and number(said.launch["parameters"][3], "i") == 1
     assert said.maps()[2]["address"] == 1 << 30
 
@@ -278,7 +302,7 @@ def test_a_c_that_has_no_tensor_map_is_written_element_by_element(driver, c):
 )
 def test_an_operand_that_has_no_tensor_map_is_copied_to_scratch_memory(driver, shape, arrays, copied):
     m, n, k = shape
-    sizes = {"a": -(-k // 8) * 16 * m, "b": -(-n // 8) * 16 * k}
+    sizes = {"a": -(-k // 64) * 128 * m, "b": -(-n // 64) * 128 * k}
     needed = sum(-(-sizes[name] // 256) * 256 for name in copied)
     assert call(driver, *shape, name="tlhub_workspace", **arrays).result == needed
     said = driver.do(cuda_lab.call, build(SCHEMES).linked, arguments(*shape, **arrays))
