@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -248,10 +248,10 @@ def examine(item: Item) -> Row:
         found = signature(kernel.kernel, problem)
         small = sum(math.prod(t.extents) for t in (*found.inputs, *found.outputs)) <= CHECKED
         # the measurement has random data of the last
-        for spoil in CASES if small else (CASES[:1] if problem is not tried[-1] else ()):
-            arrays = spoil(testing.inputs(kernel.kernel, problem, seed), np.random.default_rng(seed))
-            dims = problem.dim
-            error = max(error, testing.check(kernel, dims=dims, arrays=arrays, device=place.device, times=CALLS))
+        for case in CASES if small else (CASES[:1] if problem is not tried[-1] else ()):
+            arrays = case.spoil(testing.inputs(kernel.kernel, problem, seed), np.random.default_rng(seed))
+            how = {"device": place.device, "times": CALLS, "gap": case.gap}
+            error = max(error, testing.check(kernel, dims=problem.dim, arrays=arrays, **how))
     asked = {**item.request(), "shape": tried[-1].dim}
     report = bench.bench(**asked, rounds=ROUNDS, seconds=SECONDS, worker=Here())
     if report.fault or report.ours is None or report.worst is None:
@@ -298,13 +298,29 @@ def plain(arrays: dict[str, Array], rng: np.random.Generator) -> dict[str, Array
     return arrays
 
 
-def with_gaps(arrays: dict[str, Array], rng: np.random.Generator, gap: int = 8, offset: int = 0) -> dict[str, Array]:
-    """Return *arrays* as views that begin *offset* elements into rows that are longer by *gap*, with NaN (or ones) in
+def none(count: int) -> int:
+    return 0
+
+
+def odd(count: int) -> int:
+    """Return a gap after which rows of *count* elements do not stay aligned."""
+    return 3 + count % 2
+
+
+def even(count: int) -> int:
+    """Return a gap after which rows of *count* elements begin at multiples of 16."""
+    return 16 + -count % 16
+
+
+def with_gaps(
+    arrays: dict[str, Array], rng: np.random.Generator, gap: Callable[[int], int], offset: int = 0
+) -> dict[str, Array]:
+    """Return *arrays* as views that begin *offset* elements into rows that are longer by a *gap*, with NaN (or ones) in
     what is not theirs."""
 
     def apart(array: Array) -> Array:
         count = array.shape[-1]
-        whole = np.full((*array.shape[:-1], count + gap), np.nan if inexact(array) else 1, array.dtype)
+        whole = np.full((*array.shape[:-1], count + gap(count)), np.nan if inexact(array) else 1, array.dtype)
         view = whole[..., offset : offset + count]
         view[...] = array
         return view
@@ -325,11 +341,18 @@ def inexact(array: Array) -> bool:
     return "float" in array.dtype.name
 
 
-CASES: tuple[Callable[[dict[str, Array], np.random.Generator], dict[str, Array]], ...] = (
-    plain,
-    with_gaps,  # 16-bit rows stay aligned to 16 bytes
-    functools.partial(with_gaps, gap=3, offset=1),  # and here they do not
-    with_specials,
+class Case(NamedTuple):
+    """What is done to the inputs, and the ``gap`` between the rows of outputs."""
+
+    spoil: Callable[[dict[str, Array], np.random.Generator], dict[str, Array]]
+    gap: Callable[[int], int] = none
+
+
+CASES = (
+    Case(plain),
+    Case(functools.partial(with_gaps, gap=even), even),
+    Case(functools.partial(with_gaps, gap=odd, offset=1), odd),
+    Case(with_specials),
 )
 
 if __name__ == "__main__":

@@ -115,12 +115,14 @@ def test_a_symbolic_dim_is_tried_at_several_extents_by_one_binary(
 def test_the_data_of_the_cases(certify: Any) -> None:
     rng = np.random.default_rng(0)
     x = rng.standard_normal((5, 7)).astype("float32")
-    gaps = certify.with_gaps({"x": x, "i": np.arange(6, dtype="int8").reshape(2, 3)}, rng)
-    assert (gaps["x"] == x).all() and gaps["x"].strides == (60, 4) and np.isnan(gaps["x"].base[:, 7:]).all()
+    gaps = certify.with_gaps({"x": x, "i": np.arange(6, dtype="int8").reshape(2, 3)}, rng, certify.even)
+    assert (gaps["x"] == x).all() and gaps["x"].strides == (128, 4) and np.isnan(gaps["x"].base[:, 7:]).all()
     assert gaps["i"].tolist() == [[0, 1, 2], [3, 4, 5]] and (gaps["i"].base[:, 3:] == 1).all()
     h = np.arange(16, dtype="float16").reshape(2, 8)
-    odd = [case({"h": h}, rng)["h"] for case in certify.CASES[1:3]]
+    odd = [case.spoil({"h": h}, rng)["h"] for case in certify.CASES[1:3]]
     assert all((array == h).all() for array in odd)
     assert odd[0].strides[0] % 16 == 0 and odd[1].strides[0] % 16 and odd[1].ctypes.data - odd[1].base.ctypes.data == 2
+    for case, aligned in zip(certify.CASES[1:3], (True, False), strict=True):
+        assert all(((n + case.gap(n)) % 8 == 0) == aligned and case.gap(n) >= 3 for n in range(1, 40))
     special = certify.with_specials({"x": x.copy(), "e": np.ones((0, 4), "float16")}, rng)
     assert not np.isfinite(special["x"]).all() and (special["x"] != x).sum() <= 3

@@ -188,6 +188,19 @@ def test_poison_shows_in_every_dtype():
     assert (z == 0x55).all() and not spilled(z)
 
 
+def test_poison_between_rows():
+    (y,) = poisoned(SCALE, made((4, 3)), gap=lambda count: count - 1)
+    assert y.shape == (1, 4, 3) and y.strides[1:] == (5 * y.itemsize, y.itemsize)
+    y[...] = 1
+    assert not spilled(y)
+    rows = np.lib.stride_tricks.as_strided(y, (4, 5), y.strides[1:])
+    for at in ((0, 3), (2, 4), (3, 4)):
+        rows[at] = 1
+        assert spilled(y)
+        rows[at] = np.nan
+    assert not spilled(y)
+
+
 def test_default_scalars():
     assert default_scalars(SCALE, made((2, 16))) == {"scale": 0.25, "shift": 0}
     assert default_scalars(SCALE, made((2, 0)))["scale"] == 0.0

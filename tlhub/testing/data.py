@@ -46,21 +46,23 @@ def inputs(kernel: Kernel, problem: Problem, seed: int = 0, scale: float = 1.0) 
     return {t.name: _random(rng, t, scale) for t in _concrete(kernel, problem).inputs}
 
 
-def poisoned(kernel: Kernel, problem: Problem) -> tuple[Array, ...]:
+def poisoned(kernel: Kernel, problem: Problem, gap: Callable[[int], int] = lambda count: 0) -> tuple[Array, ...]:
     """Return arrays for the outputs of *problem*, filled so that an element left unwritten shows.
 
     Floats hold NaN, integers 0x55 in every byte. Each lies inside a larger buffer (its ``.base``) whose
-    elements around it are poisoned too: ``spilled`` tells whether one of those was written.
+    elements around it are poisoned too, and so are the ``gap(count)`` elements after each row of *count*: ``spilled``
+    tells whether one of those was written.
     """
-    return tuple(_poisoned(t) for t in _concrete(kernel, problem).outputs)
+    return tuple(_poisoned(t, gap) for t in _concrete(kernel, problem).outputs)
 
 
 def spilled(output: Array) -> bool:
     """Tell whether something was written around *output*, an array that ``poisoned`` made."""
-    whole = output.base
-    assert whole is not None
-    around = np.concatenate([whole[:_GUARD], whole[_GUARD + output.size :]])
-    return bool((around.view(np.uint8) != _fill(whole.dtype, len(around)).view(np.uint8)).any())
+    assert output.base is not None
+    whole = output.base.copy()
+    own = np.lib.stride_tricks.as_strided(whole[_GUARD:], output.shape, output.strides)
+    own[...] = _fill(whole.dtype, output.size).reshape(output.shape)
+    return bool((whole.view(np.uint8) != _fill(whole.dtype, whole.size).view(np.uint8)).any())
 
 
 def default_scalars(kernel: Kernel, problem: Problem, given: Mapping[str, float] | None = None) -> dict[str, float]:
@@ -107,11 +109,13 @@ def _random(rng: np.random.Generator, tensor: Tensor, scale: float) -> Array:
     return values.astype(dtype)
 
 
-def _poisoned(tensor: Tensor) -> Array:
+def _poisoned(tensor: Tensor, gap: Callable[[int], int]) -> Array:
     dtype = numpy_dtype(tensor.dtype)
     shape = tuple(int(e) for e in tensor.extents)
-    whole = _fill(dtype, math.prod(shape) + 2 * _GUARD)
-    return whole[_GUARD : len(whole) - _GUARD].reshape(shape)
+    count = shape[-1] if shape else 1
+    rows = (*shape[:-1], count + gap(count))
+    whole = _fill(dtype, math.prod(rows) + 2 * _GUARD)
+    return whole[_GUARD : len(whole) - _GUARD].reshape(rows)[..., :count].reshape(shape)
 
 
 def _fill(dtype: np.dtype[Any], count: int) -> Array:

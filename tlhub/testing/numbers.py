@@ -29,6 +29,7 @@ def check(
     kernel: Kernel | None = None,
     device: str | None = None,
     times: int = 1,
+    gap: Callable[[int], int] = lambda count: 0,
 ) -> float:
     """Run *what* on random data with poisoned outputs, and return its worst ratio of error to bound.
 
@@ -36,7 +37,8 @@ def check(
     *dims*: extents for the symbolic dims. *arrays*: inputs by name in place of random ones.
     *kernel*: the contract (default: that of *what*, or the installed one of the problem's name).
     *device*: where it runs (default: the first device of its target).
-    *times*: how often it is called; all calls must give the same bits.
+    *times*: how often it is called; all calls must give the same bits. *gap*: how many elements that are not theirs
+    lie between the outputs' rows of *count*.
     Raises AssertionError that names the element, its value, what the reference says and the bound; or says
     what was written outside an output.
     """
@@ -55,9 +57,9 @@ def check(
     names = [name for name, _ in problem.dtypes]
     placed = [put(given[name], device)[0] for name in names[: len(given)]]
     place = functools.partial(put, device=device)
-    outputs, _ = _run(what, contract, problem, placed, values, place)
+    outputs, _ = _run(what, contract, problem, placed, values, place, gap)
     for _ in range(times - 1):
-        again, _ = _run(what, contract, problem, placed, values, place)
+        again, _ = _run(what, contract, problem, placed, values, place, gap)
         for name, one, other in zip(names[len(given) :], outputs, again, strict=True):
             if one.tobytes() != other.tobytes():
                 raise AssertionError(f"{contract.name}: two calls gave output {name!r} different bits")
@@ -101,10 +103,11 @@ def _run(
     placed: Sequence[Any],
     values: Mapping[str, float],
     place: Callable[[Array], tuple[Any, Callable[[], None]]],
+    gap: Callable[[int], int] = lambda count: 0,
 ) -> tuple[tuple[Array, ...], tuple[Any, ...]]:
     """Call *what* on *placed*, its inputs on the device that *place* puts arrays on; return its outputs as NumPy's and
     as they are there. Raises AssertionError where something was written beside them."""
-    outputs = poisoned(contract, problem)
+    outputs = poisoned(contract, problem, gap)
     targets = [place(o) for o in outputs]
     out = tuple(array for array, _ in targets)
     what(*placed, out=out[0] if len(out) == 1 else out, **values)
