@@ -50,6 +50,5 @@ DLIGHT = Schedule(
     symbolic=("B", "M", "N", "K"),
     sources=tuple(f"tlhub_gemm.{name}" for name in ("dlight", "dlight_program", "arch")),
     priority=-1,
-    experimental=True,
     doc="register tiles by TVM's dlight, where nothing else serves; up to 65535 tiles of 64 columns in all batches",
 )

@@ -116,6 +116,5 @@ HOPPER = Schedule(
         *skinny.SKINNY.sources,  # few rows, and what is left
     ),
     priority=20,
-    experimental=True,
     doc="TMA and wgmma, persistent, cooperative or ping-pong consumers; any size, strides that TMA takes",
 )

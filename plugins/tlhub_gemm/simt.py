@@ -33,6 +33,5 @@ SIMT = Schedule(
         *(f"tlhub_gemm.{name}" for name in ("simt", "simt_program", "cuda_code")),
         *(f"tlhub_gemm/cuda/{name}.cuh" for name in ("epilogue", "call", "simt")),
     ),
-    experimental=True,
     doc="register tiles on the CUDA cores; any strides and sizes",
 )

@@ -135,6 +135,5 @@ SKINNY = Schedule(
         *SIMT.sources,  # the CUDA cores have what is left
     ),
     priority=30,
-    experimental=True,
     doc="few rows: b streams once through a ring of tiles to the tensor cores",
 )

@@ -76,6 +76,5 @@ MMA = Schedule(
     symbolic=("B", "M", "N", "K"),
     sources=tuple(f"tlhub_gemm.{name}" for name in ("tilelang_mma", "tilelang_program", "arch")),
     priority=10,
-    experimental=True,
     doc="tiles in shared memory and mma.sync; loads in vectors where operands are aligned, else one by one",
 )
