@@ -43,7 +43,7 @@ REGISTRY = Path(tlhub_registry.__file__).parent
 CALLS = 3
 """Calls that must give the same bits."""
 
-ROUNDS, SECONDS = 5, 0.02
+ROUNDS, SECONDS = 3, 0.02
 """Rounds of a measurement, and seconds of one side of a round."""
 
 CHECKED = 1 << 24
