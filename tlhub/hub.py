@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tlhub import builds, operands
+from tlhub import builds, operands, recording
 from tlhub.builds import may_compile
 from tlhub.cache.chain import Hit
 from tlhub.cache.entry import Entry
@@ -138,6 +138,7 @@ def _lookup(
     lookup = ask(load(), kernel, shape, dtype, device, arch, schedule, options)
     key = (lookup.problem, lookup.place.arch, lookup.place.device, schedule)
     if key not in _served:
+        recording.note(lookup.kernel, lookup.problem, lookup.place.arch, schedule)
         _served[key] = _compiled(lookup, *_obtain(lookup, lookup.resolution()))
     return _served[key]
 
