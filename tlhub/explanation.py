@@ -117,7 +117,7 @@ class Explanation:
         return {
             "no schedule": "NoSchedule: no schedule serves it",
             "build": "the first candidate would be built",
-            "not prebuilt": "NotPrebuilt: TLHUB_COMPILE=never and no store has it",
+            "not prebuilt": "NotPrebuilt: compiling is off, and no store has it",
         }[self.outcome]
 
 
