@@ -6,6 +6,7 @@ import functools
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -92,11 +93,27 @@ def explain(
 ) -> Explanation:
     """Return the trace that ``get`` with these arguments would act on; builds and loads nothing."""
     lookup = ask(load(), kernel, shape, dtype, device, arch, schedule, options)
-    resolution, stores = lookup.resolve(), lookup.stores()
-    wanted = lookup.wanted(resolution)
-    hit, searched = lookup.find(stores, wanted)
-    nearest = partial(stores.nearest, lookup.place.arch, wanted)
-    return Explanation(lookup.problem, lookup.place, resolution, searched, hit, nearest, compiling=may_compile())
+    return _explained(lookup, compiling=may_compile())
+
+
+def check(
+    kernel: str,
+    shape: Any,
+    dtype: Any,
+    *,
+    driver: int = 0,
+    device: Any = None,
+    arch: str | None = None,
+    schedule: str | None = None,
+    **options: Any,
+) -> Explanation:
+    """Return the trace of ``get`` on another machine that compiles nothing: the stores of this one, that device.
+
+    *driver*: its major version there, 0 where it is not to be compared. All else of it is taken to be like this one.
+    """
+    lookup = ask(load(), kernel, shape, dtype, device, arch, schedule, options)
+    place = replace(lookup.place, facts=replace(lookup.place.facts, driver=driver or lookup.place.facts.driver))
+    return _explained(lookup._replace(place=place, deployed=True), compiling=False)
 
 
 def prewarm(
@@ -158,6 +175,14 @@ def _lookup(
         recording.note(lookup.kernel, lookup.problem, lookup.place.arch, schedule)
         _served[key] = _compiled(lookup, *_obtain(lookup, lookup.resolution()))
     return _served[key]
+
+
+def _explained(lookup: Lookup, *, compiling: bool) -> Explanation:
+    resolution, stores = lookup.resolve(), lookup.stores()
+    wanted = lookup.wanted(resolution)
+    hit, searched = lookup.find(stores, wanted)
+    nearest = partial(stores.nearest, lookup.place.arch, wanted)
+    return Explanation(lookup.problem, lookup.place, resolution, searched, hit, nearest, compiling)
 
 
 def _obtain(lookup: Lookup, resolution: Resolution) -> tuple[Hit, str, Candidate]:

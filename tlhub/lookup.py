@@ -22,13 +22,17 @@ toolchains: dict[tuple[str, str], Mapping[str, str]] = {}
 
 
 class Lookup(NamedTuple):
-    """What a lookup is for, its words looked up. ``schedule``: the name of the one that must serve, or None."""
+    """What a lookup is for, its words looked up. ``schedule``: the name of the one that must serve, or None.
+
+    ``deployed``: what is found must run on the place's device, though that is not here.
+    """
 
     catalog: Catalog
     kernel: Kernel
     problem: Problem
     place: Place
     schedule: str | None
+    deployed: bool = False
 
     def resolve(self) -> Resolution:
         """Return who serves, and why the others do not."""
@@ -71,7 +75,7 @@ class Lookup(NamedTuple):
         return chain(self.catalog, self.place.facts.driver, self.place.shared_memory)
 
     def find(self, stores: Chain, wanted: list[Wanted]) -> tuple[Hit | None, tuple[Searched, ...]]:
-        return stores.find(self.place.arch, wanted, here=self.place.device is not None)
+        return stores.find(self.place.arch, wanted, here=self.deployed or self.place.device is not None)
 
 
 def ask(

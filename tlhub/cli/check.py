@@ -1,0 +1,98 @@
+"""``cache check``: would the machines that serve find what they will ask for?"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tlhub.cli import output
+from tlhub.cli.command import FOUND_PROBLEMS, Command, json_option
+from tlhub.cli.problems import Asked, problems_arguments, requests_of, title_of
+from tlhub.errors import ArgumentError, TlhubError
+from tlhub.workload import Mistake
+
+if TYPE_CHECKING:
+    from tlhub.explanation import Explanation
+
+_NOTHING = "no store has it"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Whether a problem is covered, by what, and why not, or not by the best; ``driver``: the least that it needs."""
+
+    problem: str
+    arch: str | None
+    covered: bool
+    why: tuple[str, ...] = ()
+    schedule: str | None = None
+    match: str | None = None
+    store: str | None = None
+    key: str | None = None
+    driver: int = 0
+
+
+@click.command(cls=Command)
+@problems_arguments
+@click.option("--driver", metavar="V", help="The driver of the machines that serve, such as 580.")
+@json_option
+def check(workload: str | None, driver: str | None, as_json: bool, **typed: Any) -> None:
+    """Tell whether the stores here cover a problem, or a workload, on machines that compile nothing.
+
+    Such a machine need not be this one: --arch or --device, and --driver, say what it has. Exits with 1 if it would
+    find nothing for one of the problems.
+    """
+    version = _major(driver)
+    answers = [_answer(asked, version) for asked in requests_of("cache check", workload, typed)]
+    missing = [a for a in answers if not a.covered]
+    if as_json:
+        document = {"covered": len(answers) - len(missing), "missing": len(missing)}
+        output.write_json({**document, "problems": [asdict(a) for a in answers]})
+    else:
+        rows = [(a.problem, a.arch or "?", a.schedule or "-", a.store or "-", "; ".join(a.why)) for a in answers]
+        output.table(["problem", "arch", "schedule", "store", "why"], rows)
+    output.note(f"{len(answers) - len(missing)} covered, {len(missing)} missing")
+    least = max((a.driver for a in answers), default=0)
+    if least and not version:
+        output.note(f"the driver was not compared: what was found needs {least} or later (--driver {least})")
+    if missing:
+        sys.exit(FOUND_PROBLEMS)
+
+
+def _major(text: str | None) -> int:
+    """Return 580 of ``580.65.06``, 0 of nothing. Raises ArgumentError."""
+    number = (text or "0").strip().partition(".")[0]
+    if not number.isdecimal():
+        raise ArgumentError(
+            f"driver {text!r} is no version; it is a number such as 580", argument="driver", hint="--driver 580"
+        )
+    return int(number)
+
+
+def _answer(asked: Asked, driver: int) -> Answer:
+    from tlhub import hub
+
+    if isinstance(asked, Mistake):
+        return Answer(asked.where, None, False, (str(asked.error),))
+    title = title_of(asked)
+    try:
+        told = hub.check(**asked, driver=driver)
+    except TlhubError as error:
+        return Answer(title, asked["arch"], False, (error.message,))
+    if told.hit is None:
+        return Answer(title, told.place.arch, False, _reasons(told))
+    names, manifest = [c.schedule.name for c in told.resolution.candidates], told.hit.entry.manifest
+    better = (f"{names[0]} ranks higher and is not there",) if told.hit.index else ()
+    found = (manifest.schedule, told.hit.match, told.hit.store.name, told.hit.entry.key, manifest.least_driver)
+    return Answer(title, told.place.arch, True, better, *found)
+
+
+def _reasons(told: Explanation) -> tuple[str, ...]:
+    """Return why nothing serves: who would, else what was there and not taken, each once."""
+    if not told.resolution.candidates:
+        return tuple(f"{r.schedule}: {r.reason}" for r in told.resolution.rejected) or ("no schedule is installed",)
+    reasons = (f"{s.store}: {reason}" for s in told.searched for reason in s.reasons)
+    return tuple(dict.fromkeys(reasons)) or (_NOTHING,)
