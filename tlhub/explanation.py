@@ -31,6 +31,7 @@ class Explanation:
     hit: Hit | None
     find_nearest: Callable[[], Nearest | None]
     compiling: bool
+    pin: str | None = None
 
     @functools.cached_property
     def nearest(self) -> Nearest | None:
@@ -44,7 +45,7 @@ class Explanation:
             return "no schedule"
         if self.hit:
             return "served"
-        return "build" if self.compiling else "not prebuilt"
+        return "build" if self.compiling and not self.pin else "not prebuilt"
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -81,6 +82,7 @@ class Explanation:
                 "entry": self.nearest.folder,
                 "differs": {name: {"has": a, "wanted": b} for name, (a, b) in self.nearest.differs.items()},
             },
+            "pin": self.pin,
             "outcome": self.outcome,
         }
 
@@ -93,7 +95,7 @@ class Explanation:
         lines += [f"  -  {r.schedule}: {r.reason}" for r in self.resolution.rejected]
         if not self.resolution.candidates and not self.resolution.rejected:
             lines.append("  none is installed for this kernel")
-        lines.append("stores:")
+        lines.append(f"stores, for the build {self.pin} that TLHUB_PINS has:" if self.pin else "stores:")
         for s in self.searched:
             dims = ", ".join(f"{n}={e}" for n, e in s.problem.dims)
             lines.append(f"  {s.store} ({s.origin}), {s.schedule} for {dims}: {s.match or 'miss'}")
@@ -117,7 +119,7 @@ class Explanation:
         return {
             "no schedule": "NoSchedule: no schedule serves it",
             "build": "the first candidate would be built",
-            "not prebuilt": "NotPrebuilt: compiling is off, and no store has it",
+            "not prebuilt": f"NotPrebuilt: {'it is pinned' if self.pin else 'compiling is off'}, and no store has it",
         }[self.outcome]
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tlhub import builds, operands, recording
+from tlhub import builds, operands, pins, recording
 from tlhub.builds import may_compile
 from tlhub.cache.chain import Hit
 from tlhub.cache.entry import Entry
@@ -102,6 +102,7 @@ def check(
     dtype: Any,
     *,
     driver: int = 0,
+    obey: bool = True,
     device: Any = None,
     arch: str | None = None,
     schedule: str | None = None,
@@ -110,10 +111,12 @@ def check(
     """Return the trace of ``get`` on another machine that compiles nothing: the stores of this one, that device.
 
     *driver*: its major version there, 0 where it is not to be compared. All else of it is taken to be like this one.
+    *obey*: keep to what is pinned.
     """
     lookup = ask(load(), kernel, shape, dtype, device, arch, schedule, options)
     place = replace(lookup.place, facts=replace(lookup.place.facts, driver=driver or lookup.place.facts.driver))
-    return _explained(lookup._replace(place=place, deployed=True), compiling=False)
+    pin = lookup.pin if obey else None
+    return _explained(lookup._replace(place=place, deployed=True, pin=pin), compiling=False)
 
 
 def prewarm(
@@ -126,13 +129,13 @@ def prewarm(
     schedule: str | None = None,
     **options: Any,
 ) -> tuple[Entry, str]:
-    """Make sure that the best candidate's entry is in a store, without loading it.
+    """Make sure that the best candidate's entry is in a store, whatever is pinned, without loading it.
 
     Returns the entry and its origin: ``built``, or the origin of the store that has it already.
     """
     lookup = ask(load(), kernel, shape, dtype, device, arch, schedule, options)
     resolution = lookup.resolution()
-    hit, origin, _ = _obtain(lookup, Resolution(resolution.candidates[:1], resolution.rejected))
+    hit, origin, _ = _obtain(lookup._replace(pin=None), Resolution(resolution.candidates[:1], resolution.rejected))
     return hit.entry, origin
 
 
@@ -157,6 +160,7 @@ def forget() -> None:
     _asked.cache_clear()
     _served.clear()
     builds.forget()
+    pins.read.cache_clear()
 
 
 if hasattr(os, "register_at_fork"):
@@ -182,14 +186,22 @@ def _explained(lookup: Lookup, *, compiling: bool) -> Explanation:
     wanted = lookup.wanted(resolution)
     hit, searched = lookup.find(stores, wanted)
     nearest = partial(stores.nearest, lookup.place.arch, wanted)
-    return Explanation(lookup.problem, lookup.place, resolution, searched, hit, nearest, compiling)
+    return Explanation(lookup.problem, lookup.place, resolution, searched, hit, nearest, compiling, lookup.pin)
 
 
 def _obtain(lookup: Lookup, resolution: Resolution) -> tuple[Hit, str, Candidate]:
     """Return an entry of a candidate, its origin, and the candidate: found in a store, else built."""
     problem, place = lookup.problem, lookup.place
     wanted, stores = lookup.wanted(resolution), lookup.stores()
-    hit, _ = lookup.find(stores, wanted)
+    hit, searched = lookup.find(stores, wanted)
+    if hit is None and lookup.pin:
+        key = lookup.pin[:16]
+        reasons = dict.fromkeys(reason for step in searched for reason in step.reasons if reason.startswith(key))
+        raise NotPrebuilt(
+            f"{show_problem(problem)} for {place.arch} is pinned to {key}, and no store "
+            + (f"serves it: {'; '.join(reasons)}" if reasons else "has it"),
+            hint=f"tlhub explain {command(problem, place, lookup.schedule)}",
+        )
     if hit is None and stores.match == "exact" and may_compile() and builds.identify(lookup, resolution):
         wanted = lookup.wanted(resolution)
         hit, _ = lookup.find(stores, wanted)

@@ -35,34 +35,7 @@ class Answer:
     driver: int = 0
 
 
-@click.command(cls=Command)
-@problems_arguments
-@click.option("--driver", metavar="V", help="The driver of the machines that serve, such as 580.")
-@json_option
-def check(workload: str | None, driver: str | None, as_json: bool, **typed: Any) -> None:
-    """Tell whether the stores here cover a problem, or a workload, on machines that compile nothing.
-
-    Such a machine need not be this one: --arch or --device, and --driver, say what it has. Exits with 1 if it would
-    find nothing for one of the problems.
-    """
-    version = _major(driver)
-    answers = [_answer(asked, version) for asked in requests_of("cache check", workload, typed)]
-    missing = [a for a in answers if not a.covered]
-    if as_json:
-        document = {"covered": len(answers) - len(missing), "missing": len(missing)}
-        output.write_json({**document, "problems": [asdict(a) for a in answers]})
-    else:
-        rows = [(a.problem, a.arch or "?", a.schedule or "-", a.store or "-", "; ".join(a.why)) for a in answers]
-        output.table(["problem", "arch", "schedule", "store", "why"], rows)
-    output.note(f"{len(answers) - len(missing)} covered, {len(missing)} missing")
-    least = max((a.driver for a in answers), default=0)
-    if least and not version:
-        output.note(f"the driver was not compared: what was found needs {least} or later (--driver {least})")
-    if missing:
-        sys.exit(FOUND_PROBLEMS)
-
-
-def _major(text: str | None) -> int:
+def _major(_: click.Context, __: click.Parameter, text: str | None) -> int:
     """Return 580 of ``580.65.06``, 0 of nothing. Raises ArgumentError."""
     number = (text or "0").strip().partition(".")[0]
     if not number.isdecimal():
@@ -72,22 +45,54 @@ def _major(text: str | None) -> int:
     return int(number)
 
 
-def _answer(asked: Asked, driver: int) -> Answer:
+driver_option = click.option(
+    "--driver", metavar="V", callback=_major, help="The driver of the machines that serve, such as 580."
+)
+
+
+@click.command(cls=Command)
+@problems_arguments
+@driver_option
+@json_option
+def check(workload: str | None, driver: int, as_json: bool, **typed: Any) -> None:
+    """Tell whether the stores here cover a problem, or a workload, on machines that compile nothing.
+
+    Such a machine need not be this one: --arch or --device, and --driver, say what it has. Exits with 1 if it would
+    find nothing for one of the problems.
+    """
+    answers = [look(asked, driver)[1] for asked in requests_of("cache check", workload, typed)]
+    missing = [a for a in answers if not a.covered]
+    if as_json:
+        document = {"covered": len(answers) - len(missing), "missing": len(missing)}
+        output.write_json({**document, "problems": [asdict(a) for a in answers]})
+    else:
+        rows = [(a.problem, a.arch or "?", a.schedule or "-", a.store or "-", "; ".join(a.why)) for a in answers]
+        output.table(["problem", "arch", "schedule", "store", "why"], rows)
+    output.note(f"{len(answers) - len(missing)} covered, {len(missing)} missing")
+    least = max((a.driver for a in answers), default=0)
+    if least and not driver:
+        output.note(f"the driver was not compared: what was found needs {least} or later (--driver {least})")
+    if missing:
+        sys.exit(FOUND_PROBLEMS)
+
+
+def look(asked: Asked, driver: int, *, pinned: bool = True) -> tuple[Explanation | None, Answer]:
+    """Return the trace of a lookup on a machine with that *driver*, None where there is none, and what it comes to."""
     from tlhub import hub
 
     if isinstance(asked, Mistake):
-        return Answer(asked.where, None, False, (str(asked.error),))
+        return None, Answer(asked.where, None, False, (str(asked.error),))
     title = title_of(asked)
     try:
-        told = hub.check(**asked, driver=driver)
+        told = hub.check(**asked, driver=driver, obey=pinned)
     except TlhubError as error:
-        return Answer(title, asked["arch"], False, (error.message,))
+        return None, Answer(title, asked["arch"], False, (error.message,))
     if told.hit is None:
-        return Answer(title, told.place.arch, False, _reasons(told))
+        return told, Answer(title, told.place.arch, False, _reasons(told))
     names, manifest = [c.schedule.name for c in told.resolution.candidates], told.hit.entry.manifest
     better = (f"{names[0]} ranks higher and is not there",) if told.hit.index else ()
     found = (manifest.schedule, told.hit.match, told.hit.store.name, told.hit.entry.key, manifest.least_driver)
-    return Answer(title, told.place.arch, True, better, *found)
+    return told, Answer(title, told.place.arch, True, better, *found)
 
 
 def _reasons(told: Explanation) -> tuple[str, ...]:
