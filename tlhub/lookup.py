@@ -10,7 +10,7 @@ from tlhub import certificates, sources
 from tlhub.cache.chain import Chain, Hit, Searched, Wanted
 from tlhub.cache.manifest import Manifest
 from tlhub.catalog import Catalog
-from tlhub.devices import Place, locate
+from tlhub.devices import Place, locate, portable
 from tlhub.errors import NoSchedule
 from tlhub.explanation import command, show_problem
 from tlhub.pins import pinned
@@ -37,6 +37,11 @@ class Lookup(NamedTuple):
     schedule: str | None
     deployed: bool = False
     pin: str | None = None
+
+    def portable(self) -> Lookup | None:
+        """Return the lookup of code that is not for the place's arch alone, or None if its target has no such code."""
+        place = portable(self.place)
+        return self._replace(place=place) if place else None
 
     def resolve(self) -> Resolution:
         """Return who serves, and why the others do not."""

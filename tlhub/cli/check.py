@@ -87,17 +87,20 @@ def look(asked: Asked, driver: int, *, pinned: bool = True) -> tuple[Explanation
         told = hub.check(**asked, driver=driver, obey=pinned)
     except TlhubError as error:
         return None, Answer(title, asked["arch"], False, (error.message,))
-    if told.hit is None:
+    served = told.served
+    if served is None or served.hit is None:
         return told, Answer(title, told.place.arch, False, _reasons(told))
-    names, manifest = [c.schedule.name for c in told.resolution.candidates], told.hit.entry.manifest
-    better = (f"{names[0]} ranks higher and is not there",) if told.hit.index else ()
-    found = (manifest.schedule, told.hit.match, told.hit.store.name, told.hit.entry.key, manifest.least_driver)
-    return told, Answer(title, told.place.arch, True, better, *found)
+    hit, manifest = served.hit, served.hit.entry.manifest
+    better = [f"it is code for {manifest.arch}"] if served is not told else []
+    if hit.index:
+        better.append(f"{served.resolution.candidates[0].schedule.name} ranks higher and is not there")
+    found = (manifest.schedule, hit.match, hit.store.name, hit.entry.key, manifest.least_driver)
+    return told, Answer(title, told.place.arch, True, tuple(better), *found)
 
 
 def _reasons(told: Explanation) -> tuple[str, ...]:
-    """Return why nothing serves: who would, else what was there and not taken, each once."""
-    if not told.resolution.candidates:
+    """Return why nothing serves, each once: what was there and not taken, else who does not serve the problem."""
+    steps = [*told.searched, *(told.otherwise.searched if told.otherwise else ())]
+    if not steps:
         return tuple(f"{r.schedule}: {r.reason}" for r in told.resolution.rejected) or ("no schedule is installed",)
-    reasons = (f"{s.store}: {reason}" for s in told.searched for reason in s.reasons)
-    return tuple(dict.fromkeys(reasons)) or (_NOTHING,)
+    return tuple(dict.fromkeys(f"{s.store}: {reason}" for s in steps for reason in s.reasons)) or (_NOTHING,)
