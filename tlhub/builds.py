@@ -84,6 +84,10 @@ def build_first(
                 return hit, hit.origin, resolution.candidates[hit.index]
             try:
                 entry = _build(lookup, general, candidate, wanted[index])
+                refused = lookup.veto(entry.manifest)
+                if refused:
+                    text = f"what {candidate.schedule.name!r} builds does not serve here: {refused}"
+                    raise BuildError(text, hint="tlhub cache refusals")
             except BuildError as error:
                 failures.append(error)
                 continue

@@ -6,19 +6,19 @@ import functools
 import os
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tlhub import builds, operands, pins, recording
+from tlhub import builds, operands, pins, recording, refusals
 from tlhub.builds import may_compile
 from tlhub.cache.chain import Chain, Hit
 from tlhub.cache.entry import Entry
 from tlhub.cache.key import problem_digest
 from tlhub.catalog import load
 from tlhub.devices import Place
-from tlhub.errors import BuildError, DeviceError, NoSchedule, NotPrebuilt, TlhubError
+from tlhub.errors import BuildError, CacheError, DeviceError, NoSchedule, NotPrebuilt, TlhubError
 from tlhub.explanation import Explanation, command, show_problem
 from tlhub.lookup import Lookup, ask, event
 from tlhub.problem import generalise, signature
@@ -163,6 +163,7 @@ def forget() -> None:
     _served.clear()
     builds.forget()
     pins.read.cache_clear()
+    refusals.forget()
 
 
 if hasattr(os, "register_at_fork"):
@@ -179,8 +180,38 @@ def _lookup(
     key = (lookup.problem, lookup.place.arch, lookup.place.device, schedule)
     if key not in _served:
         recording.note(lookup.kernel, lookup.problem, lookup.place.arch, schedule)
-        _served[key] = _compiled(_obtain(lookup))
+        _served[key] = _serve(lookup)
     return _served[key]
+
+
+def _serve(lookup: Lookup) -> CompiledKernel:
+    """Return the kernel that answers the lookup, loaded."""
+    found = _obtain(lookup)
+    try:
+        return _compiled(found, partial(_instead, lookup, found))
+    except CacheError as error:
+        return _instead(lookup, found, error)
+
+
+def _instead(lookup: Lookup, found: Found, error: TlhubError) -> CompiledKernel:
+    """Return what serves where the device does not take what was found. Raises *error* where nothing does.
+
+    That it was refused is noted only if something else is taken: else it may be the machine that is at fault.
+    """
+    key, facts = found.hit.entry.key, found.lookup.place.facts
+    refusals.note(key, facts, error.message)
+    try:
+        other = _serve(lookup)
+    except TlhubError:
+        refusals.withdraw(key, facts)
+        raise error from None
+    warnings.warn(
+        f"{show_problem(lookup.problem)}: serving {other.schedule!r} ({other.key[:16]}) in the place of "
+        f"{found.candidate.schedule.name!r} ({key[:16]}), which {facts.model} does not take: {error.message}",
+        RuntimeWarning,
+        stacklevel=4,
+    )
+    return other
 
 
 def _explained(lookup: Lookup, *, compiling: bool) -> Explanation:
@@ -266,7 +297,7 @@ def _unpinned(lookup: Lookup, resolution: Resolution, stores: Chain) -> NotPrebu
     )
 
 
-def _compiled(found: Found) -> CompiledKernel:
+def _compiled(found: Found, otherwise: Callable[[TlhubError], CompiledKernel]) -> CompiledKernel:
     from tlhub.runtime import CompiledKernel, load_entry
 
     lookup, hit, origin, candidate = found
@@ -290,6 +321,7 @@ def _compiled(found: Found) -> CompiledKernel:
         match=hit.match,
         entry=hit.entry,
         scratch=scratch,
+        otherwise=otherwise,
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from tlhub import certificates, sources
+from tlhub import certificates, refusals, sources
 from tlhub.cache.chain import Chain, Hit, Searched, Wanted
 from tlhub.cache.manifest import Manifest
 from tlhub.catalog import Catalog
@@ -81,13 +81,14 @@ class Lookup(NamedTuple):
         ]
 
     def stores(self) -> Chain:
-        return chain(self.catalog, self.place.facts.driver, self.place.shared_memory, self._veto)
+        return chain(self.catalog, self.place.facts.driver, self.place.shared_memory, self.veto)
 
-    def _veto(self, manifest: Manifest) -> str | None:
+    def veto(self, manifest: Manifest) -> str | None:
         """Return why the entry must not serve, or None."""
         if self.pin not in (None, manifest.build_digest):
             return f"the lookup is pinned to {str(self.pin)[:16]}"
-        return None
+        reason = refusals.why(manifest.build_digest, self.place.facts) if self.place.device else None
+        return f"it was refused: {reason}" if reason else None
 
     def find(self, stores: Chain, wanted: list[Wanted]) -> tuple[Hit | None, tuple[Searched, ...]]:
         return stores.find(self.place.arch, wanted, here=self.deployed or self.place.device is not None)

@@ -27,6 +27,7 @@ _COMMANDS = {
     "info": "tlhub.cli.cache:info",
     "prewarm": "tlhub.cli.prewarm:prewarm",
     "check": "tlhub.cli.check:check",
+    "refusals": "tlhub.cli.refusals:refusals",
     "prune": "tlhub.cli.prune:prune",
     "clear": "tlhub.cli.prune:clear",
     "verify": "tlhub.cli.cache:verify",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
+from tlhub.errors import DeviceError
 from tlhub.runtime import arrays, mistakes, streams
 from tlhub.runtime.arrays import MAKERS, WRITABLE
 from tlhub.specs import LIBRARY, Config, Kernel, Problem, Signature
@@ -24,6 +25,7 @@ class CompiledKernel:
     prebuilt, remote or built; ``match``: exact, compatible or revision. ``entry``: what was loaded, ``key``
     its build digest. ``function``: the tvm-ffi function itself, for callers that pass every argument.
     ``scratch``: the library's function that tells the bytes of workspace of a call, None where no call needs any.
+    ``otherwise(error)``: what to become where the device takes none of this, known when it is first called.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class CompiledKernel:
         match: str,
         entry: Entry,
         scratch: Callable[..., int] | None = None,
+        otherwise: Callable[[DeviceError], CompiledKernel] | None = None,
     ) -> None:
         self.kernel = kernel
         self.problem = problem
@@ -52,6 +55,7 @@ class CompiledKernel:
         self.match = match
         self.entry = entry
         self._scratch = scratch
+        self._otherwise = otherwise
         self._needed = False  # whether the last call that asked needed scratch memory
         # lazy negation is of the imaginary part of a complex array
         self._complex = any(t.dtype in _PARTS for t in (*signature.inputs, *signature.outputs))
@@ -117,7 +121,8 @@ class CompiledKernel:
                     raise mistakes.of_call(self, error, inputs) from None
             except RuntimeError as error:
                 self._blame(inputs, [out])
-                raise mistakes.of_device(self, error) from None
+                self._give_way(error)
+                return self(*inputs, out=out, workspace=workspace, **scalars)
         return self._call(inputs, out, workspace, scalars)
 
     def workspace(self, *inputs: Any, **scalars: Any) -> int:
@@ -132,7 +137,8 @@ class CompiledKernel:
         except (ValueError, TypeError, OverflowError) as error:
             raise mistakes.of_call(self, error, inputs) from None
         except RuntimeError as error:
-            raise mistakes.of_device(self, error) from None
+            self._give_way(error)
+            return self.workspace(*inputs, **scalars)
 
     def _call(self, inputs: tuple[Any, ...], out: Any, workspace: Any, scalars: Mapping[str, Any]) -> Any:
         """Run on arrays of any kind."""
@@ -148,10 +154,18 @@ class CompiledKernel:
                 raise mistakes.of_call(self, error, inputs) from None
             except RuntimeError as error:
                 self._blame(inputs, results)
-                raise mistakes.of_device(self, error) from None
+                self._give_way(error)
+                return self(*inputs, out=out, workspace=workspace, **scalars)
         done = tuple(f(x) if f else x for f, x in zip(finish, results, strict=True))
         del room  # not before: it is finishing that waits for the kernel, and JAX gives away memory that nobody holds
         return done[0] if self._single else done
+
+    def _give_way(self, error: RuntimeError) -> None:
+        """Become what serves where the device does not take this library. Raises what *error* stands for otherwise."""
+        failure = mistakes.of_device(self, error)
+        if self._otherwise is None or not mistakes.is_unfit(failure):
+            raise failure from None
+        self.__dict__.update(self._otherwise(failure).__dict__)
 
     def _operands(
         self, inputs: tuple[Any, ...], out: Any

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from tlhub.errors import ArgumentError, DeviceError, PluginError, suggest
 from tlhub.problem import default
@@ -17,11 +17,19 @@ _PROGRAM = "tlhub_program"
 """What toolchain tvm names the program: it is in the message of every check that TVM put there."""
 _COUNT = re.compile(r".+?: expected \d+ arguments \(.*\), got \d+")
 
+_UNFIT = "; nothing was launched"
+"""How a library ends what it says where the device does not take its code, and nothing of it ever ran."""
+
 
 def of_device(called: CompiledKernel, error: RuntimeError) -> Exception:
     """Return the DeviceError that the library's own word on the driver stands for, any other error as it is."""
     line = str(error).strip().partition("\n")[0]
     return DeviceError(line, hint="tlhub doctor") if line.startswith(f"{called.kernel.name}: ") else error
+
+
+def is_unfit(error: Exception) -> TypeGuard[DeviceError]:
+    """Tell whether other code may serve in the place of a library's that failed so."""
+    return isinstance(error, DeviceError) and error.message.endswith(_UNFIT)
 
 
 def of_call(called: CompiledKernel, error: Exception, inputs: tuple[Any, ...]) -> Exception:
