@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 
@@ -12,7 +14,7 @@ def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(autouse=True)
-def _environment(monkeypatch: pytest.MonkeyPatch, shared_cache: str, tmp_path: object) -> None:
+def _environment(monkeypatch: pytest.MonkeyPatch, shared_cache: str) -> None:
     for name in (
         "TLHUB_COMPILE",
         "TLHUB_DEVICE",
@@ -25,7 +27,7 @@ def _environment(monkeypatch: pytest.MonkeyPatch, shared_cache: str, tmp_path: o
     ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TLHUB_CACHE_DIR", shared_cache)
-    monkeypatch.setenv("XDG_STATE_HOME", f"{tmp_path}/state")  # what one test refuses is nobody else's concern
+    monkeypatch.setenv("XDG_STATE_HOME", os.path.join(os.path.dirname(shared_cache), "state"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # the processor is the default device, wherever tests run
 
 

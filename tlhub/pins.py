@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -67,5 +68,5 @@ def read(path: str) -> Mapping[tuple[str, str | None], str]:
     raise ArgumentError(
         f"TLHUB_PINS names {path!r}, which {reason}",
         argument="TLHUB_PINS",
-        hint="tlhub pin --from workload.toml --to pins.json, and export TLHUB_PINS=pins.json",
+        hint=f"tlhub pin --from workload.toml --to {shlex.quote(path)}",
     )

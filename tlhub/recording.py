@@ -73,7 +73,7 @@ def _flush(path: str) -> None:
         else:
             path = os.path.realpath(path)
             folder, name = os.path.split(path)
-            with locks.keyed(folder, f".{name}", _PATIENCE, None, 0o666):
+            with locks.keyed(folder, f".{name}", _PATIENCE, None, 0o644):
                 _add(path)
     except (OSError, ValueError) as error:
         text = f"lookups are not recorded in {path!r}: {getattr(error, 'strerror', None) or error}"

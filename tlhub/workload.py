@@ -27,7 +27,7 @@ from tlhub.catalog import Catalog
 from tlhub.devices import canonical_arch
 from tlhub.errors import ArgumentError, TlhubError, UnknownName, suggest
 from tlhub.problem import make
-from tlhub.specs import Value
+from tlhub.specs import Kernel, Value
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -146,7 +146,7 @@ def _toml(value: Any) -> str:
         return "{ " + ", ".join(f"{_key(name)} = {_toml(each)}" for name, each in value.items()) + " }"
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(_toml, value))}]"
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps("none" if value is None else value, ensure_ascii=False)
 
 
 def _key(name: str) -> str:
@@ -195,10 +195,18 @@ def _item(table: dict[str, Any], catalog: Catalog) -> Item:
         raise ArgumentError(f"{missing} is missing; it is {expected}", argument=missing, hint=f"{missing} = {example}")
     shape, options, arch = table["shape"], table.get("options", {}), table.get("arch")
     extents = tuple(shape) if isinstance(shape, list) else shape
-    make(catalog.kernel(table["kernel"]), extents, table["dtype"], options)
+    kernel = catalog.kernel(table["kernel"])
+    options = {name: _choice(kernel, name, value) for name, value in options.items()}
+    make(kernel, extents, table["dtype"], options)
     arch = None if arch is None else canonical_arch(catalog, arch)[1]
     schedule = _schedule(catalog, table["kernel"], table.get("schedule"))
     return Item(table["kernel"], extents, table["dtype"], options, arch, schedule)
+
+
+def _choice(kernel: Kernel, name: str, value: Any) -> Any:
+    """Return what an option is set to: TOML has no None, and ``"none"`` is it where that is a choice and no word is."""
+    choices = next((o.choices for o in kernel.options if o.name == name), ())
+    return None if value == "none" and None in choices and "none" not in choices else value
 
 
 def _schedule(catalog: Catalog, kernel: str, name: str | None) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -137,6 +138,18 @@ def test_a_warm_lookup_notes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     ask(1, 2, 3)
     monkeypatch.setattr(recording, "_flush", None)
     ask(1, 2, 3)
+
+
+def test_an_option_that_is_none_where_that_is_not_the_default(tmp_path: Path) -> None:
+    known = catalog.load()
+    gemm = known.kernel("gemm")
+    options = tuple(replace(o, default=True) if o.name == "tensor_core" else o for o in gemm.options)
+    changed = replace(known, kernels={"gemm": replace(gemm, options=options)})
+    asked = make(changed.kernel("gemm"), (1, 2, 3), "float16", {"tensor_core": None})
+    tlhub.record(tmp_path / "w.toml")
+    recording.note(changed.kernel("gemm"), asked, ARCH, None)
+    (item,) = read(str(tmp_path / "w.toml"), changed)
+    assert isinstance(item, Item) and item.options == {"tensor_core": None}
 
 
 def test_keys_and_texts_that_need_quotes(tmp_path: Path) -> None:

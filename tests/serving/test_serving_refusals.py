@@ -44,8 +44,9 @@ class Machine:
 
 
 @pytest.fixture
-def machine(compiler, monkeypatch):
-    """A CPU with schedules ``best``, ``second`` and ``third``, and libraries that are made up."""
+def machine(compiler, monkeypatch, tmp_path):
+    """A CPU with schedules ``best``, ``second`` and ``third``, libraries that are made up, and a state folder."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     known = hub.load()
     usual = hub.explain("gemm", SIZE, "float32", device="cpu").resolution.candidates[0].schedule
     schedules = tuple(replace(usual, name=n, priority=p) for p, n in enumerate(("third", "second", "best")))

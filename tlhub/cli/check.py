@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import click
 
 from tlhub.cli import output
 from tlhub.cli.command import FOUND_PROBLEMS, Command, json_option
-from tlhub.cli.problems import Asked, problems_arguments, requests_of, title_of
+from tlhub.cli.problems import Asked, problems_arguments, requests_of, retyped, title_of
 from tlhub.errors import ArgumentError, TlhubError
 from tlhub.workload import Mistake
 
@@ -73,7 +74,14 @@ def check(workload: str | None, driver: int, as_json: bool, **typed: Any) -> Non
     if least and not driver:
         output.note(f"the driver was not compared: what was found needs {least} or later (--driver {least})")
     if missing:
+        hint(missing, workload, typed)
         sys.exit(FOUND_PROBLEMS)
+
+
+def hint(missing: Iterable[Answer], workload: str | None, typed: dict[str, Any]) -> None:
+    """Say what builds that of *missing* which is only not there."""
+    if any(answer.why == (_NOTHING,) for answer in missing):
+        output.note(f"hint: {retyped('cache prewarm', workload, typed)}")
 
 
 def look(asked: Asked, driver: int, *, pinned: bool = True) -> tuple[Explanation | None, Answer]:

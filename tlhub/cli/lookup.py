@@ -22,13 +22,17 @@ if TYPE_CHECKING:
 def get(as_json: bool, **typed: Any) -> None:
     """Find or build the kernel of a problem, and say where it came from."""
     asked = request(**typed)
-    from tlhub import hub
+    from tlhub import catalog, hub, recording
 
     # a verified entry answers without being loaded, which would take most of the time
-    found = _served(hub.explain(**asked))
+    explanation = hub.explain(**asked)
+    found = _served(explanation)
     if found is None:
         hide_torch()
         found = _compiled(hub.get(**asked))
+    else:
+        kernel = catalog.load().kernel(asked["kernel"])
+        recording.note(kernel, explanation.problem, explanation.place.arch, asked["schedule"])
     problem, document = found
     if as_json:
         output.write_json(document)

@@ -8,10 +8,11 @@ from typing import Any
 import click
 
 from tlhub.cli import output
-from tlhub.cli.check import driver_option, look
+from tlhub.cli.check import driver_option, hint, look
 from tlhub.cli.command import FOUND_PROBLEMS, Command
 from tlhub.cli.problems import problems_arguments, requests_of
 from tlhub.errors import ArgumentError
+from tlhub.workload import Mistake
 
 
 @click.command(cls=Command)
@@ -27,18 +28,20 @@ def pin(workload: str | None, driver: int, path: str | None, **typed: Any) -> No
 
     from tlhub import files, pins
 
-    found, missing = [], 0
+    found, missing = [], []
     for asked in requests_of("pin", workload, typed):
         told, answer = look(asked, driver, pinned=False)
-        if told is None or not answer.covered:
-            missing += 1
+        served = told and told.served
+        if isinstance(asked, Mistake) or told is None or served is None or served.hit is None:
+            missing.append(answer)
             output.note(f"missing: {answer.problem}: {'; '.join(answer.why)}")
-        else:
-            assert answer.key and answer.schedule
-            wanted = asked["schedule"] if isinstance(asked, dict) else None
-            found.append(pins.Pin(told.problem, told.place.arch, wanted, answer.key, answer.schedule))
+            continue
+        manifest = served.hit.entry.manifest
+        choice = (asked["schedule"], manifest.build_digest, manifest.schedule)
+        found.append(pins.Pin(told.problem, told.place.arch, *choice))
     if missing:
-        output.note(f"nothing is pinned: {missing} missing\nhint: tlhub cache prewarm builds them")
+        output.note(f"nothing is pinned: {len(missing)} missing")
+        hint(missing, workload, typed)
         sys.exit(FOUND_PROBLEMS)
     document = pins.show(found)
     if path is None:

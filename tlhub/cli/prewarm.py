@@ -43,8 +43,8 @@ class Outcome:
 @click.command(cls=Command)
 @problems_arguments
 @click.option("--jobs", "-j", type=click.IntRange(min=1), default=1, metavar="N", help="Builds at a time; default: 1.")
-@click.option("--rank", type=click.IntRange(min=0), metavar="I", help="Build only this process's part, from 0;")
-@click.option("--world", type=click.IntRange(min=1), metavar="N", help="of N such parts, which share nothing.")
+@click.option("--rank", type=click.IntRange(min=0), metavar="I", help="Build one part of the problems, from 0;")
+@click.option("--world", type=click.IntRange(min=1), metavar="N", help="of N parts in all. No two build the same.")
 @json_option
 def prewarm(workload: str | None, jobs: int, rank: int | None, world: int | None, as_json: bool, **typed: Any) -> None:
     """Build the kernels of a problem, or of a workload, before they are asked for.

@@ -62,6 +62,15 @@ def requests_of(command: str, workload: str | None, typed: dict[str, Any]) -> li
     return list(found.values())
 
 
+def retyped(command: str, workload: str | None, typed: dict[str, Any]) -> str:
+    """Return another *command* on what was typed, to be pasted."""
+    one = [typed["kernel"], typed["dims"], "--dtype", typed["dtype"]]
+    words = one if workload is None else ["--from", workload]
+    words += [word for pair in typed["options"] for word in ("--option", pair)]
+    words += [word for name in ("arch", "device", "schedule") if typed[name] for word in (f"--{name}", typed[name])]
+    return f"tlhub {command} {shlex.join(words)}"
+
+
 def name_of(asked: Asked) -> str:
     """Return what tells one problem of a workload from another."""
     return str(asked) if isinstance(asked, Mistake) else repr(sorted(asked.items()))
