@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 
@@ -17,12 +19,15 @@ def _environment(monkeypatch: pytest.MonkeyPatch, shared_cache: str) -> None:
         "TLHUB_COMPILE",
         "TLHUB_DEVICE",
         "TLHUB_MATCH",
+        "TLHUB_PINS",
+        "TLHUB_RECORD",
         "TLHUB_STORES",
         "TLHUB_DISABLE_PLUGINS",
         "TLHUB_DEBUG",
     ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TLHUB_CACHE_DIR", shared_cache)
+    monkeypatch.setenv("XDG_STATE_HOME", os.path.join(os.path.dirname(shared_cache), "state"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # the processor is the default device, wherever tests run
 
 

@@ -34,7 +34,7 @@ class NoSchedule(TlhubError, NotImplementedError):
 
 
 class NotPrebuilt(TlhubError, LookupError):
-    """Compiling is off, and no store has an entry that serves the problem."""
+    """Compiling is off or the lookup is pinned, and no store has an entry that serves the problem."""
 
 
 class BuildError(TlhubError, RuntimeError):

@@ -1,4 +1,4 @@
-"""Workloads: lists of problems in TOML, for ``tlhub cache prewarm --from``.
+"""Workloads: lists of problems in TOML, for ``tlhub cache prewarm --from`` and its like.
 
 [[problem]]
 kernel = "gemm"
@@ -14,6 +14,8 @@ may be a table or a list of tables.
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shlex
 import sys
@@ -25,7 +27,7 @@ from tlhub.catalog import Catalog
 from tlhub.devices import canonical_arch
 from tlhub.errors import ArgumentError, TlhubError, UnknownName, suggest
 from tlhub.problem import make
-from tlhub.specs import Value
+from tlhub.specs import Kernel, Value
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -84,10 +86,12 @@ class Mistake:
 
 def read(path: str, catalog: Catalog) -> tuple[Item | Mistake, ...]:
     """Return the problems of the file *path*, one for each arch that a problem names, each checked against its
-    kernel's contract; what is wrong with one leaves the others alone.
+    kernel's contract; what is wrong with one leaves the others alone. Of a folder: those of its files ``*.toml``.
 
     Raises ArgumentError, which names the file, if it cannot be read or is no list of problems.
     """
+    if os.path.isdir(path) and (files := sorted(f for f in os.listdir(path) if f.endswith(".toml"))):
+        return tuple(item for file in files for item in read(os.path.join(path, file), catalog))
     try:
         with open(path, "rb") as file:
             text = file.read().decode()
@@ -128,6 +132,25 @@ def parse(text: str, path: str, catalog: Catalog) -> tuple[Item | Mistake, ...]:
         except TlhubError as error:
             found.append(Mistake(f"workload {path!r}, problem {number}", error))
     return tuple(found)
+
+
+def show(item: Item) -> str:
+    """Return the table that says *item*."""
+    given = {name: getattr(item, name) for name in _KINDS}
+    lines = [f"{name} = {_toml(value)}" for name, value in given.items() if value not in (None, {})]
+    return "\n".join(["[[problem]]", *lines]) + "\n"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{_key(name)} = {_toml(each)}" for name, each in value.items()) + " }"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_toml, value))}]"
+    return json.dumps("none" if value is None else value, ensure_ascii=False)
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _toml(name)
 
 
 def _items(table: dict[str, Any], catalog: Catalog) -> list[Item]:
@@ -172,10 +195,18 @@ def _item(table: dict[str, Any], catalog: Catalog) -> Item:
         raise ArgumentError(f"{missing} is missing; it is {expected}", argument=missing, hint=f"{missing} = {example}")
     shape, options, arch = table["shape"], table.get("options", {}), table.get("arch")
     extents = tuple(shape) if isinstance(shape, list) else shape
-    make(catalog.kernel(table["kernel"]), extents, table["dtype"], options)
+    kernel = catalog.kernel(table["kernel"])
+    options = {name: _choice(kernel, name, value) for name, value in options.items()}
+    make(kernel, extents, table["dtype"], options)
     arch = None if arch is None else canonical_arch(catalog, arch)[1]
     schedule = _schedule(catalog, table["kernel"], table.get("schedule"))
     return Item(table["kernel"], extents, table["dtype"], options, arch, schedule)
+
+
+def _choice(kernel: Kernel, name: str, value: Any) -> Any:
+    """Return what an option is set to: TOML has no None, and ``"none"`` is it where that is a choice and no word is."""
+    choices = next((o.choices for o in kernel.options if o.name == name), ())
+    return None if value == "none" and None in choices and "none" not in choices else value
 
 
 def _schedule(catalog: Catalog, kernel: str, name: str | None) -> str | None:

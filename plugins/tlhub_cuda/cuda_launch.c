@@ -28,6 +28,39 @@ enum { MULTIPROCESSOR_COUNT = 16 };
 enum { MAX_DYNAMIC_SHARED_SIZE = 8, NON_PORTABLE_CLUSTER = 14 };
 enum { ATTRIBUTE_COOPERATIVE = 2, ATTRIBUTE_CLUSTER = 4, ATTRIBUTE_PROGRAMMATIC = 6 };
 
+enum { /* errors of code that does not suit the device: other code may */
+  INVALID_VALUE = 1,
+  INVALID_IMAGE = 200,
+  NO_BINARY_FOR_GPU = 209,
+  INVALID_PTX = 218,
+  JIT_COMPILER_NOT_FOUND = 221,
+  UNSUPPORTED_PTX_VERSION = 222,
+  JIT_COMPILATION_DISABLED = 223,
+  INVALID_SOURCE = 300,
+  NOT_FOUND = 500,
+  LAUNCH_OUT_OF_RESOURCES = 701,
+  COOPERATIVE_LAUNCH_TOO_LARGE = 720,
+  NOT_SUPPORTED = 801,
+  INVALID_CLUSTER_SIZE = 912,
+};
+
+enum { /* faults of a kernel that ran, anybody's: the context is lost, and every later call fails as well */
+  ECC_UNCORRECTABLE = 214,
+  NVLINK_UNCORRECTABLE = 220,
+  CONTAINED = 226,
+  ILLEGAL_ADDRESS = 700,
+  LAUNCH_TIMEOUT = 702,
+  CONTEXT_IS_DESTROYED = 709,
+  ASSERT = 710,
+  HARDWARE_STACK_ERROR = 714,
+  ILLEGAL_INSTRUCTION = 715,
+  MISALIGNED_ADDRESS = 716,
+  INVALID_ADDRESS_SPACE = 717,
+  INVALID_PC = 718,
+  LAUNCH_FAILED = 719,
+  TENSOR_MEMORY_LEAK = 721,
+};
+
 typedef struct {
   int32_t id, padding;
   union {
@@ -97,8 +130,9 @@ typedef struct {
 } device_t;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static _Atomic int opened; /* the driver */
-static int loaded;         /* the code; under the lock */
+static _Atomic int opened;   /* the driver */
+static int loaded;           /* the code; under the lock */
+static _Atomic int launched; /* something, at any time */
 static device_t devices[MAX_DEVICES];
 
 /* -- errors -------------------------------------------------------------------------------------- */
@@ -132,6 +166,26 @@ static int raise(const char *kind, const text_t *t) {
   return -1;
 }
 
+static int is_unfit(int code) {
+  switch (code) {
+    case INVALID_VALUE: case INVALID_IMAGE: case NO_BINARY_FOR_GPU: case INVALID_PTX: case JIT_COMPILER_NOT_FOUND:
+    case UNSUPPORTED_PTX_VERSION: case JIT_COMPILATION_DISABLED: case INVALID_SOURCE: case NOT_FOUND:
+    case LAUNCH_OUT_OF_RESOURCES: case COOPERATIVE_LAUNCH_TOO_LARGE: case NOT_SUPPORTED: case INVALID_CLUSTER_SIZE:
+      return 1;
+  }
+  return 0;
+}
+
+static int is_sticky(int code) {
+  switch (code) {
+    case ECC_UNCORRECTABLE: case NVLINK_UNCORRECTABLE: case CONTAINED: case ILLEGAL_ADDRESS: case LAUNCH_TIMEOUT:
+    case CONTEXT_IS_DESTROYED: case ASSERT: case HARDWARE_STACK_ERROR: case ILLEGAL_INSTRUCTION:
+    case MISALIGNED_ADDRESS: case INVALID_ADDRESS_SPACE: case INVALID_PC: case LAUNCH_FAILED: case TENSOR_MEMORY_LEAK:
+      return 1;
+  }
+  return 0;
+}
+
 /* Say what the driver has to say of *code*. */
 static void say_code(text_t *t, int code) {
   const char *name = NULL, *string = NULL;
@@ -139,13 +193,24 @@ static void say_code(text_t *t, int code) {
   cu.GetErrorString(code, &string);
   if (name) say(t, " failed: %s (%s)", name, string ? string : "no more is known");
   else say(t, " failed: error %d, which the driver has no name for", code);
+  if (is_sticky(code)) say(t, "; the GPU's context is lost by a fault of some kernel, and this process must restart");
 }
 
-/* Raise that the driver's function *what* failed; *of*: a device function, or nothing. */
-static int failed(int code, const char *what, const char *of) {
+/* Raise that the driver's function *what* failed. */
+static int failed(int code, const char *what) {
+  text_t t = begin();
+  say(&t, "%s", what);
+  say_code(&t, code);
+  return raise("RuntimeError", &t);
+}
+
+/* The same of a step with this library's code; *of*: a device function, or nothing. That other code may serve in its place is for the caller to read
+   from the end of the message: nothing of this library ever ran, and it is the code that does not suit. */
+static int refused(int code, const char *what, const char *of) {
   text_t t = begin();
   say(&t, *of ? "%s of %s" : "%s", what, of);
   say_code(&t, code);
+  if (is_unfit(code) && !launched) say(&t, "; nothing was launched");
   return raise("RuntimeError", &t);
 }
 
@@ -205,7 +270,7 @@ static int open_driver(void) {
     if (code || !*(void **)ENTRIES[i].to) return too_old(ENTRIES[i].name);
   }
   int code = cu.Init(0);
-  if (code) return failed(code, "cuInit", "");
+  if (code) return failed(code, "cuInit");
   atomic_store_explicit(&opened, 1, memory_order_release);
   return 0;
 }
@@ -214,11 +279,11 @@ static int load_code(void) {
   void *library = NULL;
   if (loaded) return 0;
   int code = cu.LibraryLoadData(&library, tlhub_code.image, NULL, NULL, 0, NULL, NULL, 0);
-  if (code) return failed(code, "cuLibraryLoadData", "");
+  if (code) return refused(code, "cuLibraryLoadData", "");
   for (int i = 0; i < tlhub_code.num_kernels; ++i) {
     tlhub_kernel *k = &tlhub_code.kernels[i];
     code = cu.LibraryGetKernel(&k->handle, library, k->name);
-    if (code) return failed(code, "cuLibraryGetKernel", k->name);
+    if (code) return refused(code, "cuLibraryGetKernel", k->name);
   }
   loaded = 1;
   return 0;
@@ -230,14 +295,14 @@ static int ready_kernels(const device_t *d) {
     const tlhub_kernel *k = &tlhub_code.kernels[i];
     void *function;
     int code = cu.KernelGetFunction(&function, k->handle);
-    if (code) return failed(code, "cuKernelGetFunction", k->name);
+    if (code) return refused(code, "cuKernelGetFunction", k->name);
     if (k->shared) { /* with what the kernel declares it may be more than the 48 KiB that need no asking */
       code = cu.KernelSetAttribute(MAX_DYNAMIC_SHARED_SIZE, k->shared, k->handle, d->number);
-      if (code) return failed(code, "cuKernelSetAttribute (shared memory)", k->name);
+      if (code) return refused(code, "cuKernelSetAttribute (shared memory)", k->name);
     }
     if (k->cluster > PORTABLE_CLUSTER) {
       code = cu.KernelSetAttribute(NON_PORTABLE_CLUSTER, 1, k->handle, d->number);
-      if (code) return failed(code, "cuKernelSetAttribute (clusters)", k->name);
+      if (code) return refused(code, "cuKernelSetAttribute (clusters)", k->name);
     }
   }
   return 0;
@@ -247,16 +312,16 @@ static int ready_kernels(const device_t *d) {
 static int ready_code(const device_t *d) {
   int mode = RELAXED_CAPTURE;
   int code = cu.ThreadExchangeStreamCaptureMode(&mode);
-  if (code) return failed(code, "cuThreadExchangeStreamCaptureMode", "");
+  if (code) return failed(code, "cuThreadExchangeStreamCaptureMode");
   int result = load_code() || ready_kernels(d) ? -1 : 0;
   code = cu.ThreadExchangeStreamCaptureMode(&mode);
-  return code && !result ? failed(code, "cuThreadExchangeStreamCaptureMode", "") : result;
+  return code && !result ? failed(code, "cuThreadExchangeStreamCaptureMode") : result;
 }
 
 /* Leave the context that was pushed. An error that was raised before stays the one that is told. */
 static int pop(int result) {
   int code = cu.CtxPopCurrent(&(void *){NULL});
-  return code && !result ? failed(code, "cuCtxPopCurrent", "") : result;
+  return code && !result ? failed(code, "cuCtxPopCurrent") : result;
 }
 
 static int ready_device_locked(int32_t index) {
@@ -264,11 +329,11 @@ static int ready_device_locked(int32_t index) {
   int code, result;
   if (d->ready) return 0;
   if (open_driver()) return -1;
-  if ((code = cu.DeviceGet(&d->number, index))) return failed(code, "cuDeviceGet", "");
+  if ((code = cu.DeviceGet(&d->number, index))) return failed(code, "cuDeviceGet");
   if (!d->context && (code = cu.DevicePrimaryCtxRetain(&d->context, d->number))) {
-    return failed(code, "cuDevicePrimaryCtxRetain", "");
+    return failed(code, "cuDevicePrimaryCtxRetain");
   }
-  if ((code = cu.CtxPushCurrent(d->context))) return failed(code, "cuCtxPushCurrent", "");
+  if ((code = cu.CtxPushCurrent(d->context))) return failed(code, "cuCtxPushCurrent");
   result = pop(ready_code(d));
   if (!result) atomic_store_explicit(&d->ready, 1, memory_order_release);
   return result;
@@ -295,7 +360,7 @@ int tlhub_multiprocessors(int32_t index, int64_t *count) {
   int n = atomic_load_explicit(&d->multiprocessors, memory_order_relaxed);
   if (!n) {
     int code = cu.DeviceGetAttribute(&n, MULTIPROCESSOR_COUNT, d->number);
-    if (code) return failed(code, "cuDeviceGetAttribute", "");
+    if (code) return failed(code, "cuDeviceGetAttribute");
     atomic_store_explicit(&d->multiprocessors, n, memory_order_relaxed);
   }
   *count = n;
@@ -308,9 +373,9 @@ int tlhub_begin(tlhub_call *call, int32_t index) {
   if (ready_device(index)) return -1;
   call->pushed = 0;
   call->stream = TVMFFIEnvGetStream(kDLCUDA, index);
-  if ((code = cu.CtxGetCurrent(&current))) return failed(code, "cuCtxGetCurrent", "");
+  if ((code = cu.CtxGetCurrent(&current))) return failed(code, "cuCtxGetCurrent");
   if (current != devices[index].context) {
-    if ((code = cu.CtxPushCurrent(devices[index].context))) return failed(code, "cuCtxPushCurrent", "");
+    if ((code = cu.CtxPushCurrent(devices[index].context))) return failed(code, "cuCtxPushCurrent");
     call->pushed = 1;
   }
   return 0;
@@ -359,5 +424,9 @@ int tlhub_start(const tlhub_call *call, const tlhub_launch *launch, const int64_
   if (launch->cooperative) add(&config, ATTRIBUTE_COOPERATIVE)->value.flag = 1;
   if (launch->programmatic) add(&config, ATTRIBUTE_PROGRAMMATIC)->value.flag = 1;
   int code = cu.LaunchKernelEx(&config, k->handle, parameters, NULL);
-  return code ? failed(code, "cuLaunchKernelEx", k->name) : 0;
+  if (code) return refused(code, "cuLaunchKernelEx", k->name);
+  if (!atomic_load_explicit(&launched, memory_order_relaxed)) {
+    atomic_store_explicit(&launched, 1, memory_order_relaxed);
+  }
+  return 0;
 }

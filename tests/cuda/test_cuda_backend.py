@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import shutil
 import struct
 import subprocess
@@ -315,6 +316,10 @@ def test_structs_and_numbers_are_the_drivers(tmp_path):
             *((n, f"CU_TENSOR_MAP_L2_PROMOTION_{f'L2_{b}B' if b else 'NONE'}") for b, n in launches.PROMOTIONS.items()),
         ]
     )
+    launch_c = Path(backend.__file__).with_name("cuda_launch.c").read_text()
+    errors = re.findall(r"^  ([A-Z_]+) = \d+,$", launch_c, re.MULTILINE)
+    assert len(errors) == 27
+    numbers += "".join(f"SAME({name}, CUDA_ERROR_{name});\n" for name in errors)
     (tmp_path / "layout.c").write_text(LAYOUT + numbers)
     folders = [Path(backend.__file__).parent, Path(shim.__file__).parent, include]
     compiler.find(compiler.here()).run(

@@ -269,6 +269,42 @@ def test_what_the_driver_refuses(fresh, call, code, text):
     assert after[0].error is None and after[0].launches() and after[1] == 3
 
 
+@pytest.mark.parametrize(
+    ("call", "code", "nothing"),
+    [
+        ("cuLibraryLoadData", 209, True),  # no code for the GPU
+        ("cuLibraryLoadData", 222, True),  # PTX of a later toolkit
+        ("cuLibraryGetKernel", 500, True),
+        ("cuKernelGetFunction", 209, True),
+        ("cuKernelSetAttribute", 1, True),  # too much shared memory
+        ("cuLaunchKernelEx", 701, True),  # too many registers
+        ("cuLaunchKernelEx", 1, True),
+        ("cuLibraryLoadData", 2, False),  # out of memory: whose code it is does not matter
+        ("cuLaunchKernelEx", 2, False),
+        ("cuDeviceGet", 1, False),
+        ("cuTensorMapEncodeTiled", 1, False),  # the arrays' fault
+    ],
+)
+def test_what_other_code_may_do_better_is_said(fresh, call, code, nothing):
+    said = fresh().do(cuda_lab.call, scale(), matrices(16, 64), fail=(call, 0, code))
+    assert said.error.endswith("; nothing was launched") == nothing
+
+
+def test_after_a_launch_nothing_is_tried_in_its_place(fresh):
+    process = fresh()
+    process.do(cuda_lab.call, axpy(), vectors())
+    for device in (0, 1):
+        fail = ("cuLaunchKernelEx" if device == 0 else "cuKernelGetFunction", 0, 1)
+        said = process.do(cuda_lab.call, axpy(), vectors(device=device), device=device, fail=fail)
+        assert "INVALID_VALUE" in said.error and "nothing was launched" not in said.error
+
+
+@pytest.mark.parametrize("code", [214, 700, 715, 716, 719])
+def test_faults_after_which_the_process_must_restart(fresh, code):
+    said = fresh().do(cuda_lab.call, scale(), matrices(16, 64), fail=("cuLaunchKernelEx", 0, code))
+    assert said.error.endswith("the GPU's context is lost by a fault of some kernel, and this process must restart")
+
+
 def test_a_capture_mode_that_cannot_be_set_is_left_alone(fresh):
     process, exchange = fresh(), "cuThreadExchangeStreamCaptureMode"
     said, after = process.do(cuda_lab.call_in_context, axpy(), vectors(), 3, fail=(exchange, 0, 2))

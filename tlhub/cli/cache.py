@@ -26,6 +26,8 @@ _COMMANDS = {
     "ls": "tlhub.cli.cache:ls",
     "info": "tlhub.cli.cache:info",
     "prewarm": "tlhub.cli.prewarm:prewarm",
+    "check": "tlhub.cli.check:check",
+    "refusals": "tlhub.cli.refusals:refusals",
     "prune": "tlhub.cli.prune:prune",
     "clear": "tlhub.cli.prune:clear",
     "verify": "tlhub.cli.cache:verify",

@@ -22,13 +22,17 @@ if TYPE_CHECKING:
 def get(as_json: bool, **typed: Any) -> None:
     """Find or build the kernel of a problem, and say where it came from."""
     asked = request(**typed)
-    from tlhub import hub
+    from tlhub import catalog, hub, recording
 
     # a verified entry answers without being loaded, which would take most of the time
-    found = _served(hub.explain(**asked))
+    explanation = hub.explain(**asked)
+    found = _served(explanation)
     if found is None:
         hide_torch()
         found = _compiled(hub.get(**asked))
+    else:
+        kernel = catalog.load().kernel(asked["kernel"])
+        recording.note(kernel, explanation.problem, explanation.place.arch, asked["schedule"])
     problem, document = found
     if as_json:
         output.write_json(document)
@@ -68,13 +72,13 @@ Found = tuple["Problem", dict[str, Any]]
 
 
 def _served(explanation: Explanation) -> Found | None:
-    """Return what the store has for the lookup, or None."""
-    hit = explanation.hit
-    if hit is None:
+    """Return what the stores have for the lookup, or None."""
+    served = explanation.served
+    if served is None or served.hit is None:
         return None
-    candidate = explanation.resolution.candidates[hit.index]
-    config = dict(hit.entry.manifest.config)
-    place = {"arch": explanation.place.arch, "schedule": candidate.schedule.name, "config": config}
+    hit, config = served.hit, dict(served.hit.entry.manifest.config)
+    candidate = served.resolution.candidates[hit.index]
+    place = {"arch": served.place.arch, "schedule": candidate.schedule.name, "config": config}
     return explanation.problem, _document(explanation.problem, hit.entry, hit.origin, hit.match, **place)
 
 
