@@ -45,8 +45,10 @@ class Explanation:
     @property
     def served(self) -> Explanation | None:
         """This, or ``otherwise``: the one whose hit serves; None where there is none, or a build comes first."""
+        if self.hit:
+            return self
         builds = self.compiling and not self.pin and self.resolution.candidates
-        return self if self.hit else self.otherwise and self.otherwise.served if not builds else None
+        return None if builds or self.otherwise is None else self.otherwise.served
 
     @property
     def outcome(self) -> str:

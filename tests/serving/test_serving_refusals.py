@@ -28,6 +28,7 @@ class Machine:
 
     def __init__(self, compiler):
         self.compiler, self.faults, self.calls = compiler, {}, []
+        self.scratch = False  # whether calls need scratch memory
 
     def load(self, entry):
         name = entry.read("kernel.so").decode().split()[0]
@@ -40,7 +41,12 @@ class Machine:
                 raise self.faults[name]
             c[:] = a @ b
 
-        return SimpleNamespace(bind=lambda problem: call, scratch=None), False
+        def scratch(*arguments):
+            if name in self.faults:
+                raise self.faults[name]
+            return 16 if name == "second" else 0
+
+        return SimpleNamespace(bind=lambda problem: call, scratch=scratch if self.scratch else None), False
 
 
 @pytest.fixture
@@ -116,6 +122,13 @@ def test_one_after_the_other(machine, read_only):
     with pytest.warns(RuntimeWarning):
         np.testing.assert_array_equal(kernel(a, b), a @ b)
     assert kernel.schedule == "third" and len(refusals.current()) == 2
+
+
+def test_asking_for_scratch_memory_is_a_first_call_too(machine):
+    machine.scratch = True
+    machine.faults["best"] = RuntimeError(UNFIT)
+    with pytest.warns(RuntimeWarning):
+        assert get().workspace(*product()) == 16
 
 
 def test_where_nothing_else_serves_the_first_error_is_told_and_nothing_is_noted(machine, monkeypatch):
