@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from tlhub.hooks import hookimpl
 from tlhub.specs import Kernel, Schedule
@@ -24,4 +25,5 @@ def tlhub_kernels() -> Iterable[Kernel]:
 
 @hookimpl
 def tlhub_schedules() -> Iterable[Schedule]:
-    return [BLOCKED, HOPPER, MMA, DLIGHT, SKINNY, SIMT]
+    uncertified = (replace(schedule, experimental=True) for schedule in (HOPPER, SIMT))
+    return [BLOCKED, MMA, DLIGHT, SKINNY, *uncertified]

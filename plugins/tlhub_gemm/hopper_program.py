@@ -188,6 +188,7 @@ def _align(problem: Problem, a: _Array, b: _Array) -> Launch:
             Parameter("void *", array.address),
             *(Parameter("int64_t", step) for step in steps),
             Parameter("void *", to),
+            Parameter("int64_t", f"{array.pitch} / {ITEM}"),
             *(Parameter("int64_t", extent) for extent in extents),
         )
 

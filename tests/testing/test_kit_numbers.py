@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -188,16 +190,19 @@ def test_poison_shows_in_every_dtype():
     assert (z == 0x55).all() and not spilled(z)
 
 
-def test_poison_between_rows():
-    (y,) = poisoned(SCALE, made((4, 3)), gap=lambda count: count - 1)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8", "bfloat16", "float8_e5m2", "float8_e4m3fn"])
+def test_poison_between_rows(dtype):
+    contract = replace(SCALE, outputs=(replace(SCALE.outputs[0], dtype=dtype),))
+    (y,) = poisoned(contract, made((4, 3)), gap=lambda count: count - 1)
     assert y.shape == (1, 4, 3) and y.strides[1:] == (5 * y.itemsize, y.itemsize)
     y[...] = 1
     assert not spilled(y)
-    rows = np.lib.stride_tricks.as_strided(y, (4, 5), y.strides[1:])
-    for at in ((0, 3), (2, 4), (3, 4)):
-        rows[at] = 1
+    start = (y.ctypes.data - y.base.ctypes.data) // y.itemsize
+    for at in (3, 14, 19):  # of rows of five, beside the columns of y
+        whole = y.base.copy()
+        y.base[start + at] = 1
         assert spilled(y)
-        rows[at] = np.nan
+        y.base[...] = whole
     assert not spilled(y)
 
 

@@ -59,10 +59,11 @@ def poisoned(kernel: Kernel, problem: Problem, gap: Callable[[int], int] = lambd
 def spilled(output: Array) -> bool:
     """Tell whether something was written around *output*, an array that ``poisoned`` made."""
     assert output.base is not None
-    whole = output.base.copy()
+    bits = f"uint{8 * output.itemsize}"  # as_strided knows no dtype of ml_dtypes
+    whole, clean = output.base.view(bits).copy(), _fill(output.dtype, output.base.size).view(bits)
     own = np.lib.stride_tricks.as_strided(whole[_GUARD:], output.shape, output.strides)
-    own[...] = _fill(whole.dtype, output.size).reshape(output.shape)
-    return bool((whole.view(np.uint8) != _fill(whole.dtype, whole.size).view(np.uint8)).any())
+    own[...] = clean[0]
+    return bool((whole != clean).any())
 
 
 def default_scalars(kernel: Kernel, problem: Problem, given: Mapping[str, float] | None = None) -> dict[str, float]:
