@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from tlhub.errors import DeviceError
-from tlhub.runtime import arrays, mistakes, streams
-from tlhub.runtime.arrays import MAKERS, WRITABLE
+from tlhub.runtime import arrays, direct, mistakes, streams
 from tlhub.specs import LIBRARY, Config, Kernel, Problem, Signature
 
 if TYPE_CHECKING:
@@ -27,6 +26,10 @@ class CompiledKernel:
     ``scratch``: the library's function that tells the bytes of workspace of a call, None where no call needs any.
     ``otherwise(error)``: what to become where the device takes none of this, known when it is first called.
     """
+
+    def __new__(cls, kernel: Kernel, problem: Problem, signature: Signature, *_: Any, **__: Any) -> CompiledKernel:
+        general: Any = cls
+        return object.__new__(direct.written_out(general, len(signature.inputs), len(signature.scalars)))
 
     def __init__(
         self,
@@ -60,7 +63,6 @@ class CompiledKernel:
         # lazy negation is of the imaginary part of a complex array
         self._complex = any(t.dtype in _PARTS for t in (*signature.inputs, *signature.outputs))
         self._streams = not arch.startswith("cpu:")
-        self._rest = (None,) * (1 + len(signature.scalars))  # no workspace, and the scalars' defaults
         self._position = {s.name: i for i, s in enumerate(signature.scalars)}
         self._single = len(signature.outputs) == 1
         self._plans, self._lead, self._lead_rank = _plan(problem, signature)
@@ -95,34 +97,6 @@ class CompiledKernel:
             first = (*inputs, out)[0]
             with streams.entered(first, stream, self._handle(stream, first)):
                 return self(*inputs, out=out, workspace=workspace, **scalars)
-        if out is None and self._single and inputs and type(inputs[0]) in MAKERS:
-            # Only a convenience: whatever is wrong with the inputs is told below.
-            out = MAKERS[type(inputs[0])](inputs[0], self._shapes(inputs)[0], self.signature.outputs[0].dtype)
-        kind = type(out)
-        if kind in WRITABLE:
-            # Arrays that tvm-ffi takes as they are go straight to the library, which checks everything.
-            lazy = WRITABLE[kind]
-            try:
-                for x in inputs:
-                    if type(x) is not kind or (lazy is not None and (x.requires_grad or self._complex and lazy(x))):
-                        break
-                else:
-                    if lazy is None or not (out.requires_grad or self._complex and lazy(out)):
-                        rest = (workspace, *self._values(scalars)) if scalars or workspace is not None else self._rest
-                        if self._needed and workspace is None:  # and so may this: a refusal costs more than to ask
-                            rest = (self._room(inputs[0], *inputs, out, *rest), *rest[1:])
-                        self.function(*inputs + (out,) + rest)
-                        return out
-            except BufferError:
-                pass  # an array that has to be wrapped: it is read-only, say
-            except (ValueError, TypeError, OverflowError) as error:
-                # what it lacks may be scratch memory, which few calls need: that is asked for below
-                if self._single and (self._scratch is None or workspace is not None):
-                    raise mistakes.of_call(self, error, inputs) from None
-            except RuntimeError as error:
-                self._blame(inputs, [out])
-                self._give_way(error)
-                return self(*inputs, out=out, workspace=workspace, **scalars)
         return self._call(inputs, out, workspace, scalars)
 
     def workspace(self, *inputs: Any, **scalars: Any) -> int:
@@ -153,12 +127,31 @@ class CompiledKernel:
             except (ValueError, TypeError, OverflowError) as error:
                 raise mistakes.of_call(self, error, inputs) from None
             except RuntimeError as error:
-                self._blame(inputs, results)
-                self._give_way(error)
-                return self(*inputs, out=out, workspace=workspace, **scalars)
+                return self._again(error, inputs, out, workspace, scalars, results)
         done = tuple(f(x) if f else x for f, x in zip(finish, results, strict=True))
         del room  # not before: it is finishing that waits for the kernel, and JAX gives away memory that nobody holds
         return done[0] if self._single else done
+
+    def _again(
+        self,
+        error: RuntimeError,
+        inputs: tuple[Any, ...],
+        out: Any,
+        workspace: Any,
+        scalars: Mapping[str, Any],
+        results: Sequence[Any] = (),
+    ) -> Any:
+        """Make a call that failed with *error* by what serves instead. Raises what *error* stands for otherwise."""
+        self._blame(inputs, results or [out])
+        self._give_way(error)
+        return self(*inputs, out=out, workspace=workspace, **scalars)
+
+    def _rest_of(self, given: tuple[Any, ...], workspace: Any, scalars: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Return the workspace and the scalars of a call with the arrays *given*."""
+        values = self._values(scalars)
+        if self._needed and workspace is None:  # and so may this call: a refusal costs more than to ask
+            workspace = self._room(given[0], *given, None, *values)
+        return (workspace, *values)
 
     def _give_way(self, error: RuntimeError) -> None:
         """Become what serves where the device does not take this library. Raises what *error* stands for otherwise."""
@@ -231,7 +224,7 @@ class CompiledKernel:
 
     def _values(self, scalars: Mapping[str, Any]) -> tuple[Any, ...]:
         """Return the scalars in the binary's order, None for those that were not given."""
-        values: list[Any] = list(self._rest[1:])
+        values: list[Any] = [None] * len(self.signature.scalars)
         for name, value in scalars.items():
             position = self._position.get(name)
             if position is None:
@@ -263,7 +256,7 @@ class CompiledKernel:
             )
         return list(out)
 
-    def _blame(self, inputs: tuple[Any, ...], results: list[Any]) -> None:
+    def _blame(self, inputs: Sequence[Any], results: Sequence[Any]) -> None:
         """Raise an ArgumentError if it was an array that its own library could not hand over."""
         for x, t in zip(inputs, self.signature.inputs, strict=False):
             arrays.readable(x, t, self.kernel.name)
