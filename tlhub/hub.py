@@ -254,18 +254,20 @@ def _obtain(lookup: Lookup) -> Found:
 
 def _exact(lookup: Lookup, resolution: Resolution) -> Found:
     """Return an entry of a candidate: found in a store, else built."""
-    problem, place, stores = lookup.problem, lookup.place, lookup.stores()
+    stores = lookup.stores()
     found = _stored(lookup, resolution, stores)
-    if found is None and lookup.pin:
+    if found:
+        return found
+    if lookup.pin:
         raise _unpinned(lookup, resolution, stores)
     off = builds.compiling_off()
-    if found is None and stores.match == "exact" and not off and builds.identify(lookup, resolution):
-        found = _stored(lookup, resolution, stores)
-    if found is None and off:
+    if off:
         raise NotPrebuilt(
-            f"no store has {show_problem(problem)} for {place.arch}, and {off}",
-            hint=f"tlhub explain {command(problem, place, lookup.schedule)}",
+            f"no store has {show_problem(lookup.problem)} for {lookup.place.arch}, and {off}",
+            hint=f"tlhub explain {command(lookup.problem, lookup.place, lookup.schedule)}",
         )
+    if stores.match == "exact" and builds.identify(lookup, resolution):
+        found = _stored(lookup, resolution, stores)
     return found or Found(lookup, *builds.build_first(lookup, resolution, lookup.wanted(resolution), stores))
 
 
