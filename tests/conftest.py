@@ -18,6 +18,7 @@ def _environment(monkeypatch: pytest.MonkeyPatch, shared_cache: str) -> None:
         "TLHUB_DEVICE",
         "TLHUB_MATCH",
         "TLHUB_STORES",
+        "TLHUB_SIGNED",
         "TLHUB_DISABLE_PLUGINS",
         "TLHUB_DEBUG",
     ):

@@ -318,7 +318,7 @@ def _build(asked: Asked, problem: Problem, candidate: Candidate, wanted: Wanted)
                 **({"warnings": "\n".join(built.warnings)} if built.warnings else {}),
             },
         )
-        return store.publish(staged, manifest, built.members)
+        return store.publish(staged, manifest, built.members, own=True)
 
 
 def _compiled(asked: Asked, hit: Hit, origin: str, candidate: Candidate) -> CompiledKernel:

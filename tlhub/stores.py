@@ -1,7 +1,7 @@
 """The stores of this process, from the environment, in the order in which a lookup asks them.
 
 ``TLHUB_STORES`` is a list of folders (separated like PATH), searched after the user's cache and never written to.
-A folder may be followed by ``?`` and what its policy is: ``/opt/kernels?shared&owner=build&match=exact``.
+A folder may be followed by ``?`` and its policy: ``/opt/kernels?shared&owner=build&match=exact&signed=require``.
 There is one Store for each setting: it remembers what it could only keep in memory, and that it warned.
 """
 
@@ -99,7 +99,7 @@ def _match(text: str, where: str) -> str:
 
 def _site(item: str) -> Store:
     path, _, text = item.partition("?")
-    shared, owners, match = False, [], "revision"
+    shared, owners, match, signed = False, [], "revision", None
     for word, value in parse_qsl(text, keep_blank_values=True):
         if word == "shared" and not value:
             shared = True
@@ -107,12 +107,16 @@ def _site(item: str) -> Store:
             owners.append(value)
         elif word == "match":
             match = _match(value, f"the match of {path!r} in TLHUB_STORES")
+        elif word == "signed":
+            from tlhub.cache.vouching import check_policy
+
+            signed = check_policy(value, f"the word signed of {path!r} in TLHUB_STORES")
         else:
             raise ArgumentError(
-                f"TLHUB_STORES says {word!r} of {path!r}; allowed are shared, owner=USER and match=KIND",
+                f"TLHUB_STORES says {word!r} of {path!r}; allowed are shared, owner=USER, match=KIND and signed=POLICY",
                 hint=f"export TLHUB_STORES='{path}?shared&owner=USER'",
             )
-    return Store(path, os.path.abspath(os.path.expanduser(path)), "site", False, shared, owners, match)
+    return Store(path, os.path.abspath(os.path.expanduser(path)), "site", False, shared, owners, match, signed)
 
 
 def _usual(base: str, home: str) -> str | None:

@@ -25,6 +25,7 @@ VARIABLES = (
     "TLHUB_DEVICE",
     "TLHUB_MATCH",
     "TLHUB_STORES",
+    "TLHUB_SIGNED",
     "TLHUB_NUM_THREADS",
     "TLHUB_DISABLE_PLUGINS",
     "TLHUB_DEBUG",
@@ -221,6 +222,7 @@ def _environment() -> Iterable[Check]:
         "TLHUB_MATCH": _match_policy,
         "TLHUB_NUM_THREADS": _threads,
         "TLHUB_STORES": _site_stores,
+        "TLHUB_SIGNED": _signatures,
         "TLHUB_DISABLE_PLUGINS": _disabled_plugins,
     }
     good: list[str] = []
@@ -294,6 +296,13 @@ def _site_stores() -> Iterable[Check]:
             yield Check("store", "warning", text, f"TLHUB_CACHE_DIR={shlex.quote(root)} tlhub cache verify")
         else:
             yield Check("store", "ok", root)
+
+
+def _signatures() -> Iterable[Check]:
+    from tlhub.cache import keyring, vouching
+
+    if vouching.policy() != "off" and not keyring.trusted():
+        yield Check("signatures", "warning", "no key is trusted: no signature counts", "tlhub trust add NAME FILE")
 
 
 def _disabled_plugins() -> Iterable[Check]:
