@@ -2,6 +2,8 @@
 
 ``TLHUB_STORES`` is a list of folders (separated like PATH), searched after the user's cache and never written to.
 A folder may be followed by ``?`` and its policy: ``/opt/kernels?shared&owner=build&match=exact&signed=require``.
+A registry, ``oci://host:5000/kernels:tag?signed=require``, is searched last, wherever it stands in the list; what
+follows one begins with ``/``, ``~``, ``.`` or ``oci://``.
 There is one Store for each setting: it remembers what it could only keep in memory, and that it warned.
 """
 
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import stat
 import sys
 import warnings
@@ -24,12 +27,13 @@ _HINT = "export TLHUB_CACHE_DIR=/a/folder/that/you/can/write"
 
 
 def chain(catalog: Catalog, driver: int = 0, shared_memory: int = 0) -> Chain:
-    """Return the user's cache, the site folders of ``TLHUB_STORES``, then what plugins ship.
+    """Return the user's cache, the site folders of ``TLHUB_STORES``, what plugins ship, then its registries.
 
     *driver* and *shared_memory* (bytes a block): of the device that is to run what is found, 0 if it has none.
     Raises ArgumentError.
     """
-    stores = (user_store(), *site_stores(), *(prebuilt_store(s.name, s.path) for s in catalog.stores))
+    shipped = (prebuilt_store(s.name, s.path) for s in catalog.stores)
+    stores = (user_store(), *site_stores(), *shipped, *remote_stores())
     return Chain(stores, host=this_host(ABI, driver, shared_memory), match=match_policy())
 
 
@@ -44,8 +48,13 @@ def user_store() -> Store:
 
 
 def site_stores() -> tuple[Store, ...]:
-    """Return the read-only stores that TLHUB_STORES names. Raises ArgumentError for an unknown word of policy."""
+    """Return the read-only folders that TLHUB_STORES names. Raises ArgumentError for an unknown word of policy."""
     return _sites(os.environ.get("TLHUB_STORES", ""))
+
+
+def remote_stores() -> tuple[Store, ...]:
+    """Return the registries that TLHUB_STORES names; asks none. Raises ArgumentError."""
+    return _remotes(os.environ.get("TLHUB_STORES", ""))
 
 
 @functools.cache
@@ -84,7 +93,18 @@ def _user(named: str | None, base: str | None, home: str | None) -> Store:
 
 @functools.cache
 def _sites(text: str) -> tuple[Store, ...]:
-    return tuple(_site(item) for item in text.split(os.pathsep) if item)
+    return tuple(_site(item) for item in _items(text) if not item.startswith("oci://"))
+
+
+@functools.cache
+def _remotes(text: str) -> tuple[Store, ...]:
+    return tuple(_remote(item) for item in _items(text) if item.startswith("oci://"))
+
+
+def _items(text: str) -> list[str]:
+    """Return the items of a list like PATH, in which a registry's own colons separate nothing."""
+    registry = r"oci://(?:(?!:(?:[/~.]|oci://)).)*" if os.pathsep == ":" else r"oci://[^;]*"
+    return re.findall(rf"{registry}|[^{os.pathsep}]+", text)
 
 
 def _match(text: str, where: str) -> str:
@@ -108,15 +128,40 @@ def _site(item: str) -> Store:
         elif word == "match":
             match = _match(value, f"the match of {path!r} in TLHUB_STORES")
         elif word == "signed":
-            from tlhub.cache.vouching import check_policy
-
-            signed = check_policy(value, f"the word signed of {path!r} in TLHUB_STORES")
+            signed = _signed(value, path)
         else:
             raise ArgumentError(
                 f"TLHUB_STORES says {word!r} of {path!r}; allowed are shared, owner=USER, match=KIND and signed=POLICY",
                 hint=f"export TLHUB_STORES='{path}?shared&owner=USER'",
             )
     return Store(path, os.path.abspath(os.path.expanduser(path)), "site", False, shared, owners, match, signed)
+
+
+def _remote(item: str) -> Store:
+    from tlhub.remote.reference import parse
+    from tlhub.remote.store import RemoteStore
+
+    place, _, text = item.partition("?")
+    plain, match, signed = False, "revision", None
+    for word, value in parse_qsl(text, keep_blank_values=True):
+        if word == "plain-http" and not value:
+            plain = True
+        elif word == "match":
+            match = _match(value, f"the match of {place!r} in TLHUB_STORES")
+        elif word == "signed":
+            signed = _signed(value, place)
+        else:
+            raise ArgumentError(
+                f"TLHUB_STORES says {word!r} of {place!r}; allowed are plain-http, match=KIND and signed=POLICY",
+                hint=f"export TLHUB_STORES='{place}?signed=require'",
+            )
+    return RemoteStore(parse(place, plain=plain), user_store, match, signed)
+
+
+def _signed(text: str, path: str) -> str:
+    from tlhub.cache.vouching import check_policy
+
+    return check_policy(text, f"the word signed of {path!r} in TLHUB_STORES")
 
 
 def _usual(base: str, home: str) -> str | None:

@@ -15,6 +15,7 @@ _COMMANDS = {
     "targets": "tlhub.cli.listings:targets",
     "plugins": "tlhub.cli.listings:plugins",
     "cache": "tlhub.cli.cache:cache",
+    "remote": "tlhub.cli.remote:remote",
     "trust": "tlhub.cli.trust:trust",
     "doctor": "tlhub.cli.doctor:doctor",
     "plugin": "tlhub.cli.plugin:plugin",

@@ -26,6 +26,7 @@ VARIABLES = (
     "TLHUB_MATCH",
     "TLHUB_STORES",
     "TLHUB_SIGNED",
+    "TLHUB_OFFLINE",
     "TLHUB_NUM_THREADS",
     "TLHUB_DISABLE_PLUGINS",
     "TLHUB_DEBUG",
@@ -278,8 +279,14 @@ def _threads() -> Iterable[Check]:
 
 
 def _site_stores() -> Iterable[Check]:
-    from tlhub.stores import site_stores
+    from tlhub.stores import remote_stores, site_stores
 
+    for store in remote_stores():
+        try:
+            store.check_readable()
+            yield Check("store", "ok", store.name)
+        except TlhubError as error:
+            yield Check("store", "warning", f"{store.name}: {_first_line(error)}", error.hint)
     for store in site_stores():
         root = str(store.root)
         if not os.path.lexists(root):
