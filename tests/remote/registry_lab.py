@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import shutil
 import socket
+import ssl
 import subprocess
 import threading
 import time
@@ -157,6 +158,41 @@ class Proxy:
             for piece in _spoilt(data, kind, fault.after):
                 handler.wfile.write(piece)
                 handler.wfile.flush()
+
+
+class Redirect:
+    """For ``with``: a server with TLS, whose ``certificate`` it signed itself, that sends everybody to *location*."""
+
+    def __init__(self, folder: Path, location: str) -> None:
+        self.certificate, key = folder / "certificate.pem", folder / "key.pem"
+        subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+        files = ["-keyout", str(key), "-out", str(self.certificate)]
+        make = ["openssl", "req", "-x509", "-newkey", "ed25519", "-nodes", "-days", "1", *files, *subject]
+        subprocess.run(make, check=True, capture_output=True)
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_response(307)
+                self.send_header("Location", location)
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.certificate, key)
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+        self._server.handle_error = lambda *_: None  # type: ignore[method-assign]  # who does not trust it hangs up
+        self.port = self._server.server_address[1]
+
+    def __enter__(self) -> Redirect:
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
 
 
 def _spoilt(data: bytes, kind: str, after: int) -> Iterator[bytes]:

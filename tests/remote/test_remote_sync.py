@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from registry_lab import Daemon, Proxy, closed_port
+from registry_lab import Daemon, Proxy, Redirect, closed_port
 from remote_help import content, fill, pull, push, registry
 
 from tlhub.cache import keyring, signature
@@ -21,6 +21,8 @@ from tlhub.errors import ArgumentError, CacheError
 from tlhub.remote import reading
 from tlhub.remote.artifact import EMPTY, MEDIA_TYPE
 from tlhub.remote.layer import sha256
+from tlhub.remote.reference import parse
+from tlhub.remote.registry import Registry
 
 HOPPER = "cuda:sm_90a"
 
@@ -348,11 +350,34 @@ def test_a_registry_that_asks_for_a_login(
             pull(place, target)
 
 
+def test_tls_is_checked_and_never_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Redirect(tmp_path, "http://127.0.0.1:1/v2/") as server:
+        tls = parse(f"oci://localhost:{server.port}/a:t")._replace(plain=False)
+        with pytest.raises(CacheError, match="TLS fails: .*self-signed certificate"):
+            Registry(tls, pauses=()).manifest()
+        monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(server.certificate))
+        with pytest.raises(CacheError, match="redirects to where there is no TLS"):
+            Registry(tls, pauses=()).manifest()
+        with pytest.raises(CacheError, match="does not answer"):  # plain HTTP is nothing that it speaks
+            Registry(tls._replace(plain=True), pauses=()).manifest()
+
+
 def test_a_damaged_entry_is_not_pushed(daemon: Daemon, source: Store) -> None:
     good, bad = fill(source, 2)
     Path(str(bad.folder), "kernel.so").write_bytes(b"\x7fELF evil")
     done = push(daemon.place("damaged/entry"), source)
     assert done.entries == 1 and [where for where, _ in done.refused] == [str(bad.folder)[len(str(source.root)) + 1 :]]
+
+
+def test_nothing_to_push_is_an_error(daemon: Daemon, source: Store) -> None:
+    place = daemon.place("nothing/there")
+    with pytest.raises(CacheError, match="nothing to push"):
+        push(place, source)
+    fill(source, 1)
+    push(place, source)
+    with pytest.raises(CacheError, match="nothing to push"):
+        push(place, source, [], replace=True)
+    assert len(reading.shelves(registry(place))[1]) == 1
 
 
 def test_offline_no_registry_is_asked(proxy: Proxy, target: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,7 +154,7 @@ def verify(place: str, plain_http: bool, as_json: bool) -> None:
         output.write_json({"place": str(registry.reference), "digest": digest, "entries": count, "damaged": damaged})
     elif wrong:
         output.table(["entry", "damage"], wrong)
-    output.note(f"{count_entries(count)} in {len(shelves)} layers of {registry.reference}; {len(wrong)} damaged")
+    output.note(f"{count_entries(count)}, {len(wrong)} damaged in {registry.reference}, which is {digest}")
     if wrong:
         sys.exit(FOUND_PROBLEMS)
 

@@ -192,10 +192,10 @@ class Registry:
         except CacheError:
             raise
         except requests.exceptions.SSLError as error:
-            hint = f"openssl s_client -connect {host}"
+            hint = "export REQUESTS_CA_BUNDLE=/the/file/of/its/authority.pem"
             raise CacheError(f"{host}: TLS fails: {_reason(error)}", hint=hint) from error
         except (requests.exceptions.InvalidSchema, requests.exceptions.InvalidURL) as error:
-            raise CacheError(f"{host} sends on to where TLS is not: {_reason(error)}") from error
+            raise CacheError(f"{host} redirects to where there is no TLS: {_reason(error)}") from error
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
             raise Unsteady(f"{host} does not answer: {_reason(error)}") from error
 
@@ -229,4 +229,4 @@ def _reason(error: BaseException) -> str:
             break
         error = inner
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return re.sub(r".*: \[Errno -?\d+\] |<[^>]*>: ", "", text)[:200] or type(error).__name__
+    return re.sub(r".*: \[Errno -?\d+\] |<[^>]*>: |HTTPS?Connection\([^)]*\): ", "", text)[:200] or type(error).__name__

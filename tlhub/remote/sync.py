@@ -39,7 +39,8 @@ class Done:
 def push(registry: Registry, store: Store, entries: Iterable[Entry], *, replace: bool = False) -> Done:
     """Add *entries* of *store* to what the tag means, with their signatures: for each arch a layer of what is new.
 
-    *replace*: the tag means these alone from then on. Raises ArgumentError for a digest in place of a tag, CacheError.
+    *replace*: the tag means these alone from then on. Raises ArgumentError for a digest in place of a tag, and
+    CacheError, also where there is nothing to push.
     """
     if registry.reference.digest:
         raise ArgumentError(
@@ -68,6 +69,8 @@ def push(registry: Registry, store: Store, entries: Iterable[Entry], *, replace:
             found = signature.find(str(store.root), manifest.sha256)
             unsent = {(manifest.sha256, signer): made for signer, made in found.items()}
             marks.setdefault(arch, {}).update({mark: made for mark, made in unsent.items() if mark not in signed})
+    if not new and not done.present:
+        raise CacheError(f"there is nothing to push: no whole entry of {store.root} is meant", hint="tlhub cache ls")
     mine = []
     for arch in sorted({*new, *(arch for arch, found in marks.items() if found)}):
         chosen = list(new.get(arch, {}).values())
