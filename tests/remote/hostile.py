@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import random
 import tarfile
 from collections.abc import Iterator
 from typing import Any
@@ -43,6 +44,7 @@ ODD_NAMES = st.sampled_from(
 KINDS = st.sampled_from(
     [tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE, tarfile.CHRTYPE, b"S", b"x"]
 )
+_BYTES = b'\0\xff0123456789{}[]",:./-aeu'
 CONTENTS = st.one_of(
     st.sampled_from([m.to_bytes() for m in MANIFESTS]), st.just(b"A" * 88), st.binary(max_size=40), st.just(b"{}")
 )
@@ -77,6 +79,20 @@ def spoilt(draw: st.DrawFn, good: bytes) -> bytes:
             data[start:start] = data[start:end]
         else:
             data[start:start] = draw(st.binary(max_size=16))
+    return bytes(data)
+
+
+def mutated(good: bytes, dice: random.Random) -> bytes:
+    """Return *good* with bytes altered, cut out or doubled in one to four places."""
+    data = bytearray(good)
+    for _ in range(dice.randint(1, 4)):
+        start, length, kind = dice.randrange(len(data) + 1), dice.randrange(600), dice.random()
+        if kind < 0.7:
+            data[min(start, len(data) - 1)] = dice.choice(_BYTES)
+        elif kind < 0.85:
+            del data[start : start + length]
+        else:
+            data[start:start] = data[start : start + length]
     return bytes(data)
 
 

@@ -9,13 +9,14 @@ import threading
 from pathlib import Path
 
 import pytest
-from registry_lab import Proxy, closed_port
-from remote_help import content, fill, problem, push
+from registry_lab import Daemon, Proxy, closed_port
+from remote_help import content, fill, problem, push, registry
 
-from tlhub.cache import keyring, signature
+from tlhub.cache import keyring, signature, vouching
 from tlhub.cache.chain import Chain, Hit, Wanted
 from tlhub.cache.store import Store
 from tlhub.errors import ArgumentError
+from tlhub.remote import artifact
 from tlhub.remote import store as module
 from tlhub.remote.reference import parse
 from tlhub.remote.store import RemoteStore
@@ -96,6 +97,23 @@ def test_a_registry_that_fails_is_left_alone_for_a_while(
     assert find(chain)[0] is not None
 
 
+def test_a_registry_that_dies_between_the_list_and_the_entry_is_a_miss(
+    proxy: Proxy, source: Store, cache: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = proxy.place("lazy/dies")
+    fill(source, 2)
+    push(place, source)
+    monkeypatch.setattr(module, "_PAUSES", (0.01,))
+    chain = Chain([cache, remote(place, cache)])
+    find(chain, 5)
+    proxy.broken("cut", "GET", "/blobs/", after=700)
+    proxy.seen.clear()
+    hit, why = find(chain)
+    assert hit is None and "does not answer" in why and len(proxy.seen) == 2
+    assert find(chain, 2)[0] is None and len(proxy.seen) == 2
+    assert not list(cache.entries())
+
+
 def test_a_registry_that_is_not_there_is_a_reason(cache: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_PAUSES", ())
     hit, why = find(Chain([cache, remote(f"oci://127.0.0.1:{closed_port()}/no/one:t", cache)]))
@@ -111,6 +129,30 @@ def test_altered_members_are_a_miss(proxy: Proxy, source: Store, cache: Store) -
     proxy.broken("flip", "GET", "/blobs/", after=1600)
     hit, why = find(chain)
     assert hit is None and "is altered" in why and not list(cache.entries())
+
+
+def test_an_unsigned_twin_does_not_hide_what_is_signed(
+    daemon: Daemon, source: Store, cache: Store, tmp_path: Path
+) -> None:
+    """Who may push, but cannot sign, adds a layer with an entry of the same build."""
+    place = daemon.place("lazy/twin")
+    alice = keyring.signer(keyring.generate("alice")[0])
+    keyring.trust_key("alice", f"{os.environ['XDG_CONFIG_HOME']}/tlhub/keys/alice.pub")
+    (entry,) = fill(source, 1)
+    signature.write(source, entry.manifest.sha256, alice.id, alice.sign(entry.manifest))
+    first = push(place, source).digest
+    evil = Store("evil", tmp_path / "evil")
+    fill(evil, 1, size=500)
+    push(daemon.place("lazy/twin", "evil"), evil)
+    both = [
+        layer
+        for tag in ("t", "evil")
+        for layer in artifact.parse(registry(daemon.place("lazy/twin", tag)).manifest() or b"")
+    ]
+    assert registry(place).put_manifest(artifact.document(both)) != first
+    hit, _ = find(Chain([remote(place, cache, signed="require")]))
+    assert hit is not None and hit.entry.manifest == entry.manifest
+    assert vouching.vouching(hit.entry.manifest, cache.signature) == "alice"
 
 
 def test_where_nothing_can_be_kept_it_serves_from_memory(proxy: Proxy, source: Store, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from tlhub.remote import artifact
 from tlhub.remote.layer import sha256
 from tlhub.remote.reference import Reference
 
-_CHUNK = 256 << 10
+_CHUNK = 64 << 10
 _MAY_PASS = (429, 500, 502, 503, 504)
 _MAY_PASS_TOO = {"MANIFEST_BLOB_UNKNOWN", "BLOB_UPLOAD_UNKNOWN", "BLOB_UPLOAD_INVALID", "DIGEST_INVALID"}
 """What a registry says in the moment in which another writes the same, and of bytes that were spoilt on the way."""

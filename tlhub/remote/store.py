@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from tlhub.cache import vouching
 from tlhub.cache.entry import Damaged, Entry
 from tlhub.cache.store import Found, Item, Skipped, Store
 from tlhub.errors import CacheError
 from tlhub.remote import layer, reading, sync
+from tlhub.remote.artifact import Layer
 from tlhub.remote.layer import Row
 from tlhub.remote.reading import Shelf
 from tlhub.remote.reference import Reference
-from tlhub.remote.registry import Registry, check_online
+from tlhub.remote.registry import Registry, Unsteady, check_online
 
 _FRESH, _SULK = 300.0, 60.0  # seconds
 _SILENCE, _PAUSES = 5.0, (0.2,)
@@ -32,7 +34,7 @@ class RemoteStore(Store):
     ) -> None:
         super().__init__(str(reference), None, "remote", writable=False, match=match, signed=signed)
         self.reference, self.cache = reference, cache
-        self._shelves: dict[str, tuple[Shelf, ...]] = {}
+        self._archs: dict[str, _Known] = {}
         self._document: tuple[float, bytes | None] = (0.0, None)
         self._failed: tuple[float, str] = (0.0, "")
 
@@ -42,21 +44,15 @@ class RemoteStore(Store):
     def lookup(self, arch: str, kernel: str, problem_digest: str) -> Found:
         """Return the entries of a problem, with their manifests; members come when one is prepared. Never raises."""
         try:
-            shelves = self._layers(arch)
+            known = self._known(arch)
         except CacheError as error:  # Damaged is one
             return Found((), (Skipped(self.name, getattr(error, "reason", error.message)),))
-        rows = {
-            row.manifest.build_digest: RemoteEntry(self, shelf, row)
-            for shelf in shelves
-            for row in shelf.front.rows
-            if row.manifest.problem_digest == problem_digest
-        }
-        return Found(tuple(rows.values()))
+        return Found(tuple(RemoteEntry(self, item, row) for item, row in known.rows.get(problem_digest, ())))
 
     def entries(self) -> Iterator[Item]:
         """Iterate over the entries that lookups have seen; asks for nothing."""
-        for shelf in (shelf for shelves in self._shelves.values() for shelf in shelves):
-            for row in shelf.front.rows:
+        for known in self._archs.values():
+            for _, row in (pair for found in known.rows.values() for pair in found):
                 files = len(row.manifest.members) + 1
                 yield Item(layer.folder(row.manifest), row.manifest, None, row.end - row.start, files, 0.0)
 
@@ -65,12 +61,15 @@ class RemoteStore(Store):
             vouching.check(entry, self.signed or vouching.policy(), self.signature)
 
     def signature(self, digest: str, signer: str) -> bytes | None:
-        return self.marks().get((digest, signer))
+        return next((k.marks[digest, signer] for k in self._archs.values() if (digest, signer) in k.marks), None)
 
-    def marks(self) -> sync.Marks:
-        """Return the signatures that lookups have seen."""
-        seen = (shelf for shelves in self._shelves.values() for shelf in shelves)
-        return {mark: made for shelf in seen for mark, made in shelf.front.signatures.items()}
+    def marks(self, arch: str) -> sync.Marks:
+        """Return the signatures that lookups for *arch* have seen."""
+        return self._archs[arch].marks if arch in self._archs else {}
+
+    def leave_alone(self, error: CacheError) -> None:
+        """Ask the registry nothing for a while, for it failed."""
+        self._failed = (time.monotonic(), getattr(error, "reason", error.message))
 
     def check_readable(self) -> None:
         """Raise CacheError if the registry has nothing under the reference, or does not answer."""
@@ -80,8 +79,8 @@ class RemoteStore(Store):
         """Return a connection of this lookup's own: none outlives a fork, or is shared by threads."""
         return Registry(self.reference, silence=_SILENCE, pauses=_PAUSES)
 
-    def _layers(self, arch: str) -> tuple[Shelf, ...]:
-        """Return the layers for *arch*. Raises CacheError."""
+    def _known(self, arch: str) -> _Known:
+        """Return what there is for *arch*. Raises CacheError."""
         check_online()
         now = time.monotonic()
         when, reason = self._failed
@@ -90,31 +89,47 @@ class RemoteStore(Store):
         try:
             return self._asked(arch, now)
         except CacheError as error:
-            self._failed = (time.monotonic(), getattr(error, "reason", error.message))
+            self.leave_alone(error)
             raise
 
-    def _asked(self, arch: str, now: float) -> tuple[Shelf, ...]:
+    def _asked(self, arch: str, now: float) -> _Known:
         when, document = self._document
         if document is None or now - when > _FRESH:
             found = self.registry().manifest()
             if found is None:
                 raise CacheError(f"there is no {self.reference}")
             if found != document:
-                self._shelves = {}
+                self._archs = {}
             self._document = (now, document := found)
-        if arch not in self._shelves:
-            self._shelves[arch] = reading.open_shelves(self.registry(), document, [arch])
-        return self._shelves[arch]
+        if arch not in self._archs:
+            self._archs[arch] = _Known.of(reading.open_shelves(self.registry(), document, [arch]))
+        return self._archs[arch]
+
+
+class _Known(NamedTuple):
+    """What the layers for an arch say: by problem digest the places of its entries, and signatures."""
+
+    rows: dict[str, list[tuple[Layer, Row]]]
+    marks: sync.Marks
+
+    @classmethod
+    def of(cls, shelves: tuple[Shelf, ...]) -> _Known:
+        # of those that several layers have one: others of the same build may be signed where it is not
+        found = {row.manifest.sha256: (shelf.layer, row) for shelf in shelves for row in shelf.front.rows}
+        rows: dict[str, list[tuple[Layer, Row]]] = {}
+        for item, row in found.values():
+            rows.setdefault(row.manifest.problem_digest, []).append((item, row))
+        return cls(rows, {mark: made for shelf in shelves for mark, made in shelf.front.signatures.items()})
 
 
 class RemoteEntry(Entry):
     """An entry of a registry, until it is prepared: then it is one of the cache."""
 
-    __slots__ = ("_remote", "_row", "_shelf")
+    __slots__ = ("_layer", "_remote", "_row")
 
-    def __init__(self, remote: RemoteStore, shelf: Shelf, row: Row) -> None:
+    def __init__(self, remote: RemoteStore, item: Layer, row: Row) -> None:
         super().__init__(None, row.manifest, remote.name)
-        self._remote, self._shelf, self._row = remote, shelf, row
+        self._remote, self._layer, self._row = remote, item, row
 
     def prepare(self) -> None:
         """Bring the entry into the cache, unless it is there. Raises Damaged."""
@@ -123,17 +138,19 @@ class RemoteEntry(Entry):
                 found = sync.find(self._remote.cache(), self.manifest) or self._download()
                 found.prepare()
             except OSError as error:  # CacheError is one
+                if isinstance(error, Unsteady):
+                    self._remote.leave_alone(error)
                 raise error if isinstance(error, Damaged) else Damaged(getattr(error, "message", str(error))) from error
             self.folder, self.manifest, self.used = found.folder, found.manifest, found.used
             self._held, self._policy = found._held, found._policy
         super().prepare()
 
     def _download(self) -> Entry:
-        cache, item = self._remote.cache(), self._shelf.layer
-        for got in reading.download(self._remote.registry(), item, [self._row], cache.stage):
+        cache, manifest = self._remote.cache(), self.manifest
+        for got in reading.download(self._remote.registry(), self._layer, [self._row], cache.stage):
             if got.wrong:
                 raise Damaged(got.wrong)
-            entry = cache.publish(got.staged, self.manifest)
-            if entry.published:
-                sync.keep_signatures(cache, self.manifest, self._remote.marks())
+            if got.staged.volatile is None:
+                sync.keep_signatures(cache, manifest, self._remote.marks(manifest.arch))
+            entry = cache.publish(got.staged, manifest)
         return entry
