@@ -87,7 +87,7 @@ def mutated(good: bytes, dice: random.Random) -> bytes:
     data = bytearray(good)
     for _ in range(dice.randint(1, 4)):
         start, length, kind = dice.randrange(len(data) + 1), dice.randrange(600), dice.random()
-        if kind < 0.7:
+        if kind < 0.7 and data:
             data[min(start, len(data) - 1)] = dice.choice(_BYTES)
         elif kind < 0.85:
             del data[start : start + length]
