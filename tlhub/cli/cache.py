@@ -29,6 +29,8 @@ _COMMANDS = {
     "prune": "tlhub.cli.prune:prune",
     "clear": "tlhub.cli.prune:clear",
     "verify": "tlhub.cli.cache:verify",
+    "export": "tlhub.cli.archive:export",
+    "import": "tlhub.cli.archive:import_",
 }
 
 

@@ -1,0 +1,57 @@
+"""Cover: the problems of a workload for the archs that were asked, and the entries that serve them."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from tlhub import catalog, hub, workload
+from tlhub.cache.entry import Entry
+from tlhub.devices import canonical_arch
+from tlhub.errors import NotPrebuilt
+from tlhub.explanation import command
+from tlhub.workload import Mistake
+
+_SHOWN = 5
+
+
+def requests(path: str, archs: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Return the problems of the workload *path* as keyword arguments of ``tlhub.get``, each once.
+
+    *archs*: for these, whatever the workload says. Raises ArgumentError, and what is wrong with the first problem
+    that is wrong: what is carried away must be whole.
+    """
+    known = catalog.load()
+    everywhere: list[str | None] = [canonical_arch(known, arch)[1] for arch in archs]
+    found: dict[str, dict[str, Any]] = {}
+    for item in workload.read(path, known):
+        if isinstance(item, Mistake):
+            raise item.error
+        for arch in everywhere or [item.arch]:
+            asked = {**item.request(), "arch": arch}
+            found[repr(sorted(asked.items()))] = asked
+    return list(found.values())
+
+
+def entries(asked: Iterable[dict[str, Any]], path: str) -> list[Entry]:
+    """Return the entries that serve *asked*, each once: no store is written to, and nothing is built.
+
+    Raises NotPrebuilt, which names what of the workload *path* no store has.
+    """
+    found: dict[str, Entry] = {}
+    missing = []
+    for request in asked:
+        trace = hub.explain(**request)
+        if trace.hit:
+            found[trace.hit.entry.key] = trace.hit.entry
+        else:
+            missing.append(command(trace.problem, trace.place, request["schedule"]))
+    if missing:
+        more = [f"and {len(missing) - _SHOWN} more"] if len(missing) > _SHOWN else []
+        shown = "".join(f"\n  {line}" for line in (*missing[:_SHOWN], *more))
+        raise NotPrebuilt(
+            f"no store has {len(missing)} of the problems of {path!r}:{shown}",
+            hint=f"tlhub cache prewarm --from {shlex.quote(path)}",
+        )
+    return list(found.values())
