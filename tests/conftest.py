@@ -17,6 +17,7 @@ def _environment(monkeypatch: pytest.MonkeyPatch, shared_cache: str) -> None:
         "TLHUB_COMPILE",
         "TLHUB_DEVICE",
         "TLHUB_MATCH",
+        "TLHUB_RECORD",
         "TLHUB_STORES",
         "TLHUB_DISABLE_PLUGINS",
         "TLHUB_DEBUG",

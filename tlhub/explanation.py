@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tlhub.devices import Place
-from tlhub.problem import default, input_dtypes
+from tlhub.problem import typed
 from tlhub.resolve import Resolution
 from tlhub.specs import Problem
 
@@ -117,7 +117,7 @@ class Explanation:
         return {
             "no schedule": "NoSchedule: no schedule serves it",
             "build": "the first candidate would be built",
-            "not prebuilt": "NotPrebuilt: TLHUB_COMPILE=never and no store has it",
+            "not prebuilt": "NotPrebuilt: compiling is off, and no store has it",
         }[self.outcome]
 
 
@@ -141,14 +141,10 @@ def command(problem: Problem, place: Place, schedule: str | None = None) -> str:
     """Return the problem as the arguments of a ``tlhub`` command that works when pasted, without what is default."""
     from tlhub.catalog import load
 
-    kernel, extents = load().kernel(problem.kernel), problem.dim
-    defaults = {d.name: extents.get(str(d.default), d.default) for d in kernel.dims if d.default is not None}
-    shown = [(n, e) for n, e in problem.dims if n not in defaults or e != defaults[n]]
-    dims = ",".join(f"{n}={str(e).replace('?', 'n')}" for n, e in shown)
-    given = input_dtypes(kernel, problem.dtypes)
-    dtype = problem.dtype if len(set(given.values())) == 1 else ",".join(f"{n}={d}" for n, d in given.items())
-    usual = {o.name: default(o, problem.dtype) for o in kernel.options}
-    options = "".join(f" --option {n}={_word(v)}" for n, v in problem.options if v != usual[n])
+    extents, types, chosen = typed(load().kernel(problem.kernel), problem)
+    dims = ",".join(f"{n}={e}" for n, e in extents.items())
+    dtype = types if isinstance(types, str) else ",".join(f"{n}={d}" for n, d in types.items())
+    options = "".join(f" --option {n}={_word(v)}" for n, v in chosen.items())
     asked = f" --schedule {schedule}" if schedule else ""
     return f"{problem.kernel} {dims} --dtype {dtype}{options} --arch {place.arch}{asked}"
 

@@ -9,16 +9,17 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tlhub import builds, operands
+from tlhub import builds, operands, recording
 from tlhub.builds import may_compile
 from tlhub.cache.chain import Hit
 from tlhub.cache.entry import Entry
+from tlhub.cache.key import problem_digest
 from tlhub.catalog import load
 from tlhub.devices import Place
 from tlhub.errors import DeviceError, NotPrebuilt, TlhubError
 from tlhub.explanation import Explanation, command, show_problem
 from tlhub.lookup import Lookup, ask, event
-from tlhub.problem import signature
+from tlhub.problem import generalise, signature
 from tlhub.resolve import Candidate, Resolution
 from tlhub.specs import Problem
 
@@ -118,6 +119,22 @@ def prewarm(
     return hit.entry, origin
 
 
+def binary(
+    kernel: str,
+    shape: Any,
+    dtype: Any,
+    *,
+    device: Any = None,
+    arch: str | None = None,
+    schedule: str | None = None,
+    **options: Any,
+) -> str:
+    """Return the problem digest of what ``prewarm`` with these arguments builds: many problems may have one binary."""
+    lookup = ask(load(), kernel, shape, dtype, device, arch, schedule, options)
+    best = lookup.resolution().candidates[0]
+    return problem_digest(generalise(lookup.problem, best.schedule.symbolic), lookup.place.arch)
+
+
 def forget() -> None:
     """Empty the tables of this process: the next ``get`` asks the stores again."""
     _asked.cache_clear()
@@ -138,6 +155,7 @@ def _lookup(
     lookup = ask(load(), kernel, shape, dtype, device, arch, schedule, options)
     key = (lookup.problem, lookup.place.arch, lookup.place.device, schedule)
     if key not in _served:
+        recording.note(lookup.kernel, lookup.problem, lookup.place.arch, schedule)
         _served[key] = _compiled(lookup, *_obtain(lookup, lookup.resolution()))
     return _served[key]
 
@@ -151,9 +169,10 @@ def _obtain(lookup: Lookup, resolution: Resolution) -> tuple[Hit, str, Candidate
         wanted = lookup.wanted(resolution)
         hit, _ = lookup.find(stores, wanted)
     if hit is None:
-        if not may_compile():
+        off = builds.compiling_off()
+        if off:
             raise NotPrebuilt(
-                f"no store has {show_problem(problem)} for {place.arch}, and TLHUB_COMPILE=never",
+                f"no store has {show_problem(problem)} for {place.arch}, and {off}",
                 hint=f"tlhub explain {command(problem, place, lookup.schedule)}",
             )
         return builds.build_first(lookup, resolution, wanted, stores)
