@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "cache"))
 
-from archive_fuzz import DEEDS, Lab, deeds, mutations  # noqa: E402
+from archive_fuzz import DEEDS, Lab, deeds, mutations
 
 
 def main() -> None:

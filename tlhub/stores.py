@@ -12,10 +12,11 @@ import os
 import stat
 import sys
 import warnings
+from collections.abc import Iterator
 from urllib.parse import parse_qsl
 
 from tlhub.cache.chain import LOOSENESS, Chain, this_host
-from tlhub.cache.store import Store
+from tlhub.cache.store import Found, Item, Skipped, Store
 from tlhub.catalog import Catalog
 from tlhub.errors import ArgumentError, did_you_mean
 from tlhub.specs import ABI
@@ -29,7 +30,7 @@ def chain(catalog: Catalog, driver: int = 0, shared_memory: int = 0) -> Chain:
     *driver* and *shared_memory* (bytes a block): of the device that is to run what is found, 0 if it has none.
     Raises ArgumentError.
     """
-    stores = (user_store(), *site_stores(), *(prebuilt_store(s.name, s.path) for s in catalog.stores))
+    stores = (user_store(), *site_stores(), *_prebuilt(catalog))
     return Chain(stores, host=this_host(ABI, driver, shared_memory), match=match_policy())
 
 
@@ -62,10 +63,30 @@ def prebuilt_store(name: str, path: str) -> Store:
     return Store(name, path, origin="prebuilt", writable=False, shared=True, owners=owners)
 
 
+class Misfit(Store):
+    """A store that may not serve here: every lookup is told why."""
+
+    def __init__(self, name: str, path: str, reason: str) -> None:
+        super().__init__(name, path, origin="prebuilt", writable=False)
+        self.reason = reason
+
+    def lookup(self, arch: str, kernel: str, problem_digest: str) -> Found:
+        return Found((), (Skipped(str(self.root), self.reason),))
+
+    def entries(self) -> Iterator[Item]:
+        return iter(())
+
+
 def match_policy() -> str | None:
     """Return the loosest match that TLHUB_MATCH lets serve, or None if it does not say. Raises ArgumentError."""
     text = os.environ.get("TLHUB_MATCH")
     return _match(text, "TLHUB_MATCH") if text else None
+
+
+def _prebuilt(catalog: Catalog) -> Iterator[Store]:
+    for store in catalog.stores:
+        reason = catalog.misfits.get(store.name)
+        yield Misfit(store.name, store.path, reason) if reason else prebuilt_store(store.name, store.path)
 
 
 @functools.cache

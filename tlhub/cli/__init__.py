@@ -17,6 +17,7 @@ _COMMANDS = {
     "cache": "tlhub.cli.cache:cache",
     "doctor": "tlhub.cli.doctor:doctor",
     "plugin": "tlhub.cli.plugin:plugin",
+    "package": "tlhub.cli.package:package",
 }
 
 

@@ -100,7 +100,8 @@ def _kept(kernel: str | None) -> tuple[list[Entry], list[tuple[str, str]]]:
 def _serving(workload: str, arch: str | None) -> tuple[list[Entry], list[tuple[str, str]]]:
     from tlhub.packaging import cover
 
-    return cover.entries(cover.requests(workload, [arch] if arch else []), workload), []
+    served = cover.serve(cover.requests(workload, [arch] if arch else []), workload)
+    return [found.entry for found in served], []
 
 
 def _meant(arch: str | None, kernel: str | None, plugin: str | None) -> Callable[[Manifest], bool]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from tlhub import catalog, hub, workload
+from tlhub import catalog, hub, sources, workload
 from tlhub.cache.entry import Entry
 from tlhub.devices import canonical_arch
 from tlhub.errors import NotPrebuilt
 from tlhub.explanation import command
+from tlhub.specs import Schedule
 from tlhub.workload import Mistake
 
 _SHOWN = 5
@@ -34,17 +35,29 @@ def requests(path: str, archs: Sequence[str] = ()) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-def entries(asked: Iterable[dict[str, Any]], path: str) -> list[Entry]:
+class Served(NamedTuple):
+    """An entry, and the schedule as it is installed that it serves for."""
+
+    entry: Entry
+    schedule: Schedule
+
+    @property
+    def current(self) -> bool:
+        """Whether the entry was built of the sources that are installed."""
+        return self.entry.manifest.source_digest == sources.digest(self.schedule)
+
+
+def serve(asked: Iterable[dict[str, Any]], path: str) -> list[Served]:
     """Return the entries that serve *asked*, each once: no store is written to, and nothing is built.
 
     Raises NotPrebuilt, which names what of the workload *path* no store has.
     """
-    found: dict[str, Entry] = {}
+    found: dict[str, Served] = {}
     missing = []
     for request in asked:
         trace = hub.explain(**request)
         if trace.hit:
-            found[trace.hit.entry.key] = trace.hit.entry
+            found[trace.hit.entry.key] = Served(trace.hit.entry, trace.resolution.candidates[trace.hit.index].schedule)
         else:
             missing.append(command(trace.problem, trace.place, request["schedule"]))
     if missing:
