@@ -14,6 +14,7 @@ from tlhub.specs import Problem
 
 if TYPE_CHECKING:
     from tlhub.cache.chain import Hit, Nearest, Searched
+    from tlhub.stores import Layer
 
 
 _SHOWN = 6
@@ -22,11 +23,12 @@ _SHOWN = 6
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a lookup would do, and why: candidates, stores searched, and what comes of it."""
+    """What a lookup would do, and why: candidates, stores in order and what was searched, and what comes of it."""
 
     problem: Problem
     place: Place
     resolution: Resolution
+    layers: Sequence[Layer]
     searched: Sequence[Searched]
     hit: Hit | None
     find_nearest: Callable[[], Nearest | None]
@@ -54,6 +56,10 @@ class Explanation:
             "model": self.place.facts.model,
             "candidates": [c.to_json() for c in self.resolution.candidates],
             "rejected": [r.to_json() for r in self.resolution.rejected],
+            "layers": [
+                {"store": a.store.name, "origin": a.store.origin, "folder": a.store.root, "access": list(a.access)}
+                for a in self.layers
+            ],
             "stores": [
                 {
                     "store": s.store,
@@ -93,7 +99,9 @@ class Explanation:
         lines += [f"  -  {r.schedule}: {r.reason}" for r in self.resolution.rejected]
         if not self.resolution.candidates and not self.resolution.rejected:
             lines.append("  none is installed for this kernel")
-        lines.append("stores:")
+        lines.append("stores, in order:")
+        lines += [f"  {a.store.name} ({a.store.origin}; {', '.join(a.access)})" for a in self.layers]
+        lines.append("searched:")
         for s in self.searched:
             dims = ", ".join(f"{n}={e}" for n, e in s.problem.dims)
             lines.append(f"  {s.store} ({s.origin}), {s.schedule} for {dims}: {s.match or 'miss'}")

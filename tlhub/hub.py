@@ -22,6 +22,7 @@ from tlhub.lookup import Lookup, ask, event
 from tlhub.problem import generalise, signature
 from tlhub.resolve import Candidate, Resolution
 from tlhub.specs import Problem
+from tlhub.stores import backfill, layers
 
 if TYPE_CHECKING:
     from tlhub.runtime.kernel import CompiledKernel
@@ -96,7 +97,8 @@ def explain(
     wanted = lookup.wanted(resolution)
     hit, searched = lookup.find(stores, wanted)
     nearest = partial(stores.nearest, lookup.place.arch, wanted)
-    return Explanation(lookup.problem, lookup.place, resolution, searched, hit, nearest, compiling=may_compile())
+    order, compiling = layers(lookup.catalog), may_compile()
+    return Explanation(lookup.problem, lookup.place, resolution, order, searched, hit, nearest, compiling=compiling)
 
 
 def prewarm(
@@ -181,8 +183,9 @@ def _obtain(lookup: Lookup, resolution: Resolution) -> tuple[Hit, str, Candidate
             f"{show_problem(problem)}: serving {wanted[hit.index].schedule!r}, which is built; "
             f"{wanted[0].schedule!r} ranks higher and is not: tlhub cache prewarm {command(problem, place)}"
         )
+    origin, hit = hit.origin, backfill(hit)
     hit.store.touch(hit.entry, time.time())
-    return hit, hit.origin, resolution.candidates[hit.index]
+    return hit, origin, resolution.candidates[hit.index]
 
 
 def _compiled(lookup: Lookup, hit: Hit, origin: str, candidate: Candidate) -> CompiledKernel:
