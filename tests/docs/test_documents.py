@@ -204,7 +204,9 @@ def test_links_lead_somewhere(path: Path) -> None:
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name)
 def test_make_targets_exist(path: Path) -> None:
     makefile = (ROOT / "Makefile").read_text("utf-8")
-    for target in re.findall(r"\bmake (demo|test-all|test|lint|format|bench|clean)\b", path.read_text("utf-8")):
+    for target in re.findall(
+        r"\bmake (demo|test-all|test|lint|format|bench|prebuilt|clean)\b", path.read_text("utf-8")
+    ):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE)
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
 
