@@ -79,7 +79,7 @@ def main() -> None:
     import tvm_ffi  # noqa: F401
 
     import tlhub
-    import tlhub.runtime  # noqa: F401
+    import tlhub.runtime
 
     tlhub.explain("gemm", SHAPE, "float32")  # what every child would import and find out
     count, *donor = sys.argv[1:]
