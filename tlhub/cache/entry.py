@@ -11,7 +11,7 @@ import errno
 import hashlib
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from tlhub.cache import trust
 from tlhub.cache.locks import Hold, InUse, hold
@@ -49,6 +49,21 @@ class Entry:
         self._policy = policy
         self._held = dict(held or {})
         self._hold: Hold | None = None
+
+    @classmethod
+    def open(
+        cls, folder: str, store_name: str, policy: trust.Policy, parse: Callable[[bytes], Manifest] = Manifest.parse
+    ) -> Entry:
+        """Return the entry in *folder*, its manifest verified, its members not yet. Raises Damaged."""
+        with Folder(folder) as opened:
+            refused = trust.refusal_of_folder(folder, opened.info(), policy)
+            if refused:
+                raise Damaged(refused)
+            data, info = opened.read(MANIFEST, LARGEST_MANIFEST, policy)
+        manifest = parse(data)
+        if not os.path.basename(folder).startswith(manifest.build_digest[:16]):
+            raise Damaged("it is in the folder of another build")
+        return cls(folder, manifest, store_name, policy=policy, used=info.st_mtime)
 
     def __repr__(self) -> str:
         return f"<Entry {self.manifest.kernel} {self.key[:16]} in {self.store_name}: {self.folder or 'memory'}>"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from tlhub.cache import key
+from tlhub.cache import key, trust
 from tlhub.cache.entry import Damaged, Entry, Manifest
 
 VERSION = f"v{key.FORMAT}"
@@ -29,12 +29,18 @@ class Item(NamedTuple):
     used: float
 
 
-def items(root: str, opened: Callable[[Item], Entry]) -> Iterator[Item]:
-    """Iterate over all below *root* that is, or stands where there should be, an entry. *opened* raises Damaged."""
-    return _below(root, VERSION, _DEPTH, opened)
+def items(root: str, rule: trust.Policy, refused: str | None) -> Iterator[Item]:
+    """Iterate over all below *root* that is, or stands where there should be, an entry.
+
+    *rule*: whom the store trusts; *refused*: why its root is not to be trusted. Of each entry the manifest is read, of
+    its members the sizes: many are listed, few are loaded.
+    """
+    with contextlib.suppress(OSError):
+        refused = refused or trust.refusal_of_folder(f"{root}/{VERSION}", os.lstat(f"{root}/{VERSION}"), rule)
+        yield from _below(root, VERSION, _DEPTH, rule, refused)
 
 
-def _below(root: str, below: str, depth: int, opened: Callable[[Item], Entry]) -> Iterator[Item]:
+def _below(root: str, below: str, depth: int, rule: trust.Policy, refused: str | None) -> Iterator[Item]:
     try:
         with os.scandir(f"{root}/{below}") as found:
             children = sorted(found, key=lambda child: child.name)
@@ -44,27 +50,33 @@ def _below(root: str, below: str, depth: int, opened: Callable[[Item], Entry]) -
         name = f"{below}/{child.name}"
         if depth == _DEPTH and child.name.startswith("."):
             continue
-        if not child.is_dir(follow_symlinks=False):
-            what = "is a link; a store follows none" if child.is_symlink() else "is not a folder"
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # removed while it was listed
+            if not child.is_dir(follow_symlinks=False):
+                what = "is a link; a store follows none" if child.is_symlink() else "is not a folder"
                 info = child.stat(follow_symlinks=False)
                 yield Item(name, None, f"{root}/{name} {what}", info.st_size, 1, info.st_mtime)
-        elif depth > 1:
-            yield from _below(root, name, depth - 1, opened)
-        else:
-            with contextlib.suppress(OSError):  # removed while it was listed
-                yield _item(root, name, opened)
+            elif depth > 1:
+                info = child.stat(follow_symlinks=False)
+                yield from _below(
+                    root, name, depth - 1, rule, refused or trust.refusal_of_folder(child.path, info, rule)
+                )
+            else:
+                yield _item(root, name, rule, refused)
 
 
-def _item(root: str, below: str, opened: Callable[[Item], Entry]) -> Item:
+def _item(root: str, below: str, rule: trust.Policy, refused: str | None) -> Item:
     folder = f"{root}/{below}"
     size = files = 0
     with os.scandir(folder) as found:
         for child in found:
             size, files = size + child.stat(follow_symlinks=False).st_size, files + 1
-    item = Item(below, None, None, size, files, os.lstat(folder).st_mtime)
     try:
-        entry = opened(item)
-        return item._replace(manifest=entry.manifest, used=entry.used)
+        if refused:
+            raise Damaged(refused)
+        entry = Entry.open(folder, "", rule, Manifest.glance)
+        manifest = entry.manifest
+        if not below.startswith(key.parent(manifest.arch, manifest.kernel, manifest.problem_digest)):
+            raise Damaged("it is in the folder of another problem")
     except Damaged as error:
-        return item._replace(reason=error.reason)
+        return Item(below, None, error.reason, size, files, os.lstat(folder).st_mtime)
+    return Item(below, manifest, None, size, files, entry.used)
