@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from tlhub.cache import key, trust
-from tlhub.cache.entry import Damaged, Entry, Manifest
+from tlhub.cache.entry import Damaged, Manifest, glance
 
 VERSION = f"v{key.FORMAT}"
 _DEPTH = 4  # arch, kernel, problem, build
@@ -32,8 +32,8 @@ class Item(NamedTuple):
 def items(root: str, rule: trust.Policy, refused: str | None) -> Iterator[Item]:
     """Iterate over all below *root* that is, or stands where there should be, an entry.
 
-    *rule*: whom the store trusts; *refused*: why its root is not to be trusted. Of each entry the manifest is read, of
-    its members the sizes: many are listed, few are loaded.
+    *rule*: whom the store trusts; *refused*: why its root is not to be trusted. Of an entry only the
+    manifest is read, which tells the members' sizes: many are listed, few are loaded.
     """
     with contextlib.suppress(OSError):
         refused = refused or trust.refusal_of_folder(f"{root}/{VERSION}", os.lstat(f"{root}/{VERSION}"), rule)
@@ -51,32 +51,29 @@ def _below(root: str, below: str, depth: int, rule: trust.Policy, refused: str |
         if depth == _DEPTH and child.name.startswith("."):
             continue
         with contextlib.suppress(OSError):  # removed while it was listed
+            info = child.stat(follow_symlinks=False)
             if not child.is_dir(follow_symlinks=False):
                 what = "is a link; a store follows none" if child.is_symlink() else "is not a folder"
-                info = child.stat(follow_symlinks=False)
                 yield Item(name, None, f"{root}/{name} {what}", info.st_size, 1, info.st_mtime)
-            elif depth > 1:
-                info = child.stat(follow_symlinks=False)
-                yield from _below(
-                    root, name, depth - 1, rule, refused or trust.refusal_of_folder(child.path, info, rule)
-                )
+                continue
+            why = refused or trust.refusal_of_folder(child.path, info, rule)
+            if depth > 1:
+                yield from _below(root, name, depth - 1, rule, why)
             else:
-                yield _item(root, name, rule, refused)
+                yield _item(root, name, rule, why)
 
 
 def _item(root: str, below: str, rule: trust.Policy, refused: str | None) -> Item:
     folder = f"{root}/{below}"
-    size = files = 0
-    with os.scandir(folder) as found:
-        for child in found:
-            size, files = size + child.stat(follow_symlinks=False).st_size, files + 1
     try:
         if refused:
             raise Damaged(refused)
-        entry = Entry.open(folder, "", rule, Manifest.glance)
-        manifest = entry.manifest
+        manifest, info = glance(folder, rule)
         if not below.startswith(key.parent(manifest.arch, manifest.kernel, manifest.problem_digest)):
             raise Damaged("it is in the folder of another problem")
     except Damaged as error:
-        return Item(below, None, error.reason, size, files, os.lstat(folder).st_mtime)
-    return Item(below, manifest, None, size, files, entry.used)
+        with os.scandir(folder) as found:
+            sizes = [child.stat(follow_symlinks=False).st_size for child in found]
+        return Item(below, None, error.reason, sum(sizes), len(sizes), os.lstat(folder).st_mtime)
+    size = info.st_size + sum(member.size for member in manifest.members.values())
+    return Item(below, manifest, None, size, len(manifest.members) + 1, info.st_mtime)

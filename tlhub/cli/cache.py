@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import sys
@@ -65,14 +66,14 @@ def ls(kernel: str | None, arch: str | None, as_json: bool) -> None:
         document = {"path": store.root, "count": len(found), "size": total, "entries": [_item_json(i) for i in found]}
         output.write_json(document)
         return
-    rows = []
+    rows, whole = [], all(i.reason is None for i in found)
     for item in found:
         m = item.manifest
         what = (m.kernel, _fixed_dims(m), m.problem.dtype, _chosen(m), m.arch, m.schedule) if m else ("?",) * 6
-        state = () if all(i.reason is None for i in found) else ("not served" if item.reason else "ok",)
+        state = () if whole else ("not served" if item.reason else "ok",)
         rows.append((name_of(item), *what, *state, size(item.size), age(now - item.used)))
     columns = ["entry", "kernel", "dims", "dtype", "options", "arch", "schedule", "size", "used"]
-    if any(i.reason for i in found):
+    if not whole:
         columns.insert(-2, "state")
     output.table(columns, rows, right=["size", "used"], whole=["entry"])
     for item in found:
@@ -178,7 +179,12 @@ def items_of(store: Store) -> list[Item]:
     root = root_of(store)
     if os.path.lexists(root) and not os.path.isdir(root):
         store.check()
-    return list(store.entries())
+    gc.disable()  # manifests hold no cycles, and to look for some in very many takes as long as to read them
+    try:
+        return list(store.entries())
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _find(store: Store, typed: str) -> Item:
