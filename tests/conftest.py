@@ -19,6 +19,7 @@ def _environment(monkeypatch: pytest.MonkeyPatch, shared_cache: str) -> None:
         "TLHUB_MATCH",
         "TLHUB_STORES",
         "TLHUB_DISABLE_PLUGINS",
+        "TLHUB_CACHE_SIZE",
         "TLHUB_DEBUG",
     ):
         monkeypatch.delenv(name, raising=False)

@@ -243,6 +243,10 @@ class Store:
                 self._warned = True
                 warnings.warn(str(self.unkept), RuntimeWarning, stacklevel=2)
         entry.hold()
+        if entry.published:
+            from tlhub.cache import upkeep  # it needs this module
+
+            upkeep.published(self, sum(map(len, data.values())))
         return entry
 
     def lock(

@@ -21,6 +21,7 @@ from tlhub.quantity import size
 
 VARIABLES = (
     "TLHUB_CACHE_DIR",
+    "TLHUB_CACHE_SIZE",
     "TLHUB_COMPILE",
     "TLHUB_DEVICE",
     "TLHUB_MATCH",

@@ -110,7 +110,6 @@ def table(
     from rich.console import Console
     from rich.table import Table
 
-    stream = _documents or sys.stdout
     made = Table(box=None, pad_edge=False, header_style="bold")
     for position, column in enumerate(columns):
         widest = max(len(row[position]) for row in cells[1:]) if column in whole and rows else None
