@@ -17,6 +17,8 @@ def _environment(monkeypatch: pytest.MonkeyPatch, shared_cache: str) -> None:
         "TLHUB_COMPILE",
         "TLHUB_DEVICE",
         "TLHUB_MATCH",
+        "TLHUB_PINS",
+        "TLHUB_RECORD",
         "TLHUB_STORES",
         "TLHUB_DISABLE_PLUGINS",
         "TLHUB_CACHE_SIZE",

@@ -29,14 +29,26 @@ _PATIENCE = 300.0
 
 _locks: dict[Any, threading.Lock] = {}
 _guard = threading.Lock()
+_frozen = False
 
 
-def may_compile() -> bool:
-    """Tell whether ``TLHUB_COMPILE`` lets kernels be built here. Raises ArgumentError for an unknown word."""
+def freeze(frozen: bool = True) -> None:
+    """Let this process build nothing from now on, as ``TLHUB_COMPILE=never`` does: a miss is NotPrebuilt."""
+    global _frozen
+    _frozen = frozen
+
+
+def compiling_off() -> str | None:
+    """Return what keeps kernels from being built here, or None. Raises ArgumentError for an unknown word."""
     value = os.environ.get("TLHUB_COMPILE") or "auto"
     if value not in ("auto", "never"):
         raise ArgumentError(f"TLHUB_COMPILE is {value!r}; allowed: auto, never", hint="export TLHUB_COMPILE=auto")
-    return value == "auto"
+    return "tlhub.freeze() was called" if _frozen else "TLHUB_COMPILE=never" if value == "never" else None
+
+
+def may_compile() -> bool:
+    """Tell whether kernels may be built here. Raises ArgumentError for an unknown word of ``TLHUB_COMPILE``."""
+    return compiling_off() is None
 
 
 def identify(lookup: Lookup, resolution: Resolution) -> bool:

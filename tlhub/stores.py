@@ -12,9 +12,11 @@ import os
 import stat
 import sys
 import warnings
+from collections.abc import Callable
 from urllib.parse import parse_qsl
 
 from tlhub.cache.chain import LOOSENESS, Chain, this_host
+from tlhub.cache.manifest import Manifest
 from tlhub.cache.store import Store
 from tlhub.catalog import Catalog
 from tlhub.errors import ArgumentError, did_you_mean
@@ -23,14 +25,19 @@ from tlhub.specs import ABI
 _HINT = "export TLHUB_CACHE_DIR=/a/folder/that/you/can/write"
 
 
-def chain(catalog: Catalog, driver: int = 0, shared_memory: int = 0) -> Chain:
+def chain(
+    catalog: Catalog,
+    driver: int = 0,
+    shared_memory: int = 0,
+    veto: Callable[[Manifest], str | None] = lambda manifest: None,
+) -> Chain:
     """Return the user's cache, the site folders of ``TLHUB_STORES``, then what plugins ship.
 
     *driver* and *shared_memory* (bytes a block): of the device that is to run what is found, 0 if it has none.
-    Raises ArgumentError.
+    *veto*: why an entry must not serve, or None. Raises ArgumentError.
     """
     stores = (user_store(), *site_stores(), *(prebuilt_store(s.name, s.path) for s in catalog.stores))
-    return Chain(stores, host=this_host(ABI, driver, shared_memory), match=match_policy())
+    return Chain(stores, host=this_host(ABI, driver, shared_memory), match=match_policy(), veto=veto)
 
 
 def user_store() -> Store:

@@ -27,6 +27,7 @@ _COMMANDS = {
     "ls": "tlhub.cli.cache:ls",
     "info": "tlhub.cli.cache:info",
     "prewarm": "tlhub.cli.prewarm:prewarm",
+    "check": "tlhub.cli.check:check",
     "prune": "tlhub.cli.prune:prune",
     "clear": "tlhub.cli.prune:clear",
     "pin": "tlhub.cli.prune:pin",
