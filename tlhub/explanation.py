@@ -23,7 +23,10 @@ _SHOWN = 6
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a lookup would do, and why: candidates, stores in order and what was searched, and what comes of it."""
+    """What a lookup would do, and why: candidates, stores in order, what was searched, and what comes.
+
+    ``otherwise``: the same of code that is not for the arch alone, where stores have none for exactly it.
+    """
 
     problem: Problem
     place: Place
@@ -33,6 +36,8 @@ class Explanation:
     hit: Hit | None
     find_nearest: Callable[[], Nearest | None]
     compiling: bool
+    pin: str | None = None
+    otherwise: Explanation | None = None
 
     @functools.cached_property
     def nearest(self) -> Nearest | None:
@@ -40,13 +45,19 @@ class Explanation:
         return None if self.hit else self.find_nearest()
 
     @property
+    def served(self) -> Explanation | None:
+        """This, or ``otherwise``: the one whose hit serves; None where there is none, or a build comes first."""
+        builds = self.compiling and not self.pin and self.resolution.candidates
+        return self if self.hit else self.otherwise and self.otherwise.served if not builds else None
+
+    @property
     def outcome(self) -> str:
         """``served``, ``build``, ``not prebuilt`` or ``no schedule``."""
+        if self.served:
+            return "served"
         if not self.resolution.candidates:
             return "no schedule"
-        if self.hit:
-            return "served"
-        return "build" if self.compiling else "not prebuilt"
+        return "build" if self.compiling and not self.pin else "not prebuilt"
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -87,6 +98,8 @@ class Explanation:
                 "entry": self.nearest.folder,
                 "differs": {name: {"has": a, "wanted": b} for name, (a, b) in self.nearest.differs.items()},
             },
+            "pin": self.pin,
+            "otherwise": self.otherwise and self.otherwise.to_json(),
             "outcome": self.outcome,
         }
 
@@ -101,11 +114,10 @@ class Explanation:
             lines.append("  none is installed for this kernel")
         lines.append("stores, in order:")
         lines += [f"  {a.store.name} ({a.store.origin}; {', '.join(a.access)})" for a in self.layers]
-        lines.append("searched:")
-        for s in self.searched:
-            dims = ", ".join(f"{n}={e}" for n, e in s.problem.dims)
-            lines.append(f"  {s.store} ({s.origin}), {s.schedule} for {dims}: {s.match or 'miss'}")
-            lines += [f"      {reason}" for reason in s.reasons]
+        lines.append(f"searched, for the build {self.pin} that TLHUB_PINS has:" if self.pin else "searched:")
+        lines += self._steps()
+        if self.otherwise:
+            lines += [f"searched, for {self.otherwise.place.arch}, where they have nothing:", *self.otherwise._steps()]
         if self.nearest and self.nearest.differs:
             differs = [f"{name} is {a!r}, wanted {b!r}" for name, (a, b) in self.nearest.differs.items()]
             more = f"; and {len(differs) - _SHOWN} more" if len(differs) > _SHOWN else ""
@@ -114,7 +126,17 @@ class Explanation:
         lines.append(f"outcome: {self._verdict()}")
         return "\n".join(lines)
 
+    def _steps(self) -> list[str]:
+        lines = []
+        for s in self.searched:
+            dims = ", ".join(f"{n}={e}" for n, e in s.problem.dims)
+            lines.append(f"  {s.store} ({s.origin}), {s.schedule} for {dims}: {s.match or 'miss'}")
+            lines += [f"      {reason}" for reason in s.reasons]
+        return lines or ["  none is asked: no schedule serves it"]
+
     def _verdict(self) -> str:
+        if self.served and not self.hit:
+            return f"{self.served._verdict()}\n  it is code for {self.served.place.arch}"
         if self.hit:
             served = f"served from {self.hit.store.name} ({self.hit.match} match): {self.hit.entry.folder or 'memory'}"
             if not self.hit.index:
@@ -125,7 +147,7 @@ class Explanation:
         return {
             "no schedule": "NoSchedule: no schedule serves it",
             "build": "the first candidate would be built",
-            "not prebuilt": "NotPrebuilt: compiling is off, and no store has it",
+            "not prebuilt": f"NotPrebuilt: {'it is pinned' if self.pin else 'compiling is off'}, and no store has it",
         }[self.outcome]
 
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 import functools
 import os
 import time
+import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tlhub import builds, operands, recording
+from tlhub import builds, operands, pins, recording
 from tlhub.builds import may_compile
-from tlhub.cache.chain import Hit
+from tlhub.cache.chain import Chain, Hit
 from tlhub.cache.entry import Entry
 from tlhub.cache.key import problem_digest
 from tlhub.catalog import load
 from tlhub.devices import Place
-from tlhub.errors import DeviceError, NotPrebuilt, TlhubError
+from tlhub.errors import BuildError, DeviceError, NoSchedule, NotPrebuilt, TlhubError
 from tlhub.explanation import Explanation, command, show_problem
 from tlhub.lookup import Lookup, ask, event
 from tlhub.problem import generalise, signature
@@ -93,12 +95,30 @@ def explain(
 ) -> Explanation:
     """Return the trace that ``get`` with these arguments would act on; builds and loads nothing."""
     lookup = ask(load(), kernel, shape, dtype, device, arch, schedule, options)
-    resolution, stores = lookup.resolve(), lookup.stores()
-    wanted = lookup.wanted(resolution)
-    hit, searched = lookup.find(stores, wanted)
-    nearest = partial(stores.nearest, lookup.place.arch, wanted)
-    order, compiling = layers(lookup.catalog), may_compile()
-    return Explanation(lookup.problem, lookup.place, resolution, order, searched, hit, nearest, compiling=compiling)
+    return _explained(lookup, compiling=may_compile())
+
+
+def check(
+    kernel: str,
+    shape: Any,
+    dtype: Any,
+    *,
+    driver: int = 0,
+    obey: bool = True,
+    device: Any = None,
+    arch: str | None = None,
+    schedule: str | None = None,
+    **options: Any,
+) -> Explanation:
+    """Return the trace of ``get`` on another machine that compiles nothing: the stores of this one, that device.
+
+    *driver*: its major version there, 0 where it is not to be compared. All else of it is taken to be like this one.
+    *obey*: keep to what is pinned.
+    """
+    lookup = ask(load(), kernel, shape, dtype, device, arch, schedule, options)
+    place = replace(lookup.place, facts=replace(lookup.place.facts, driver=driver or lookup.place.facts.driver))
+    pin = lookup.pin if obey else None
+    return _explained(lookup._replace(place=place, deployed=True, pin=pin), compiling=False)
 
 
 def prewarm(
@@ -111,14 +131,15 @@ def prewarm(
     schedule: str | None = None,
     **options: Any,
 ) -> tuple[Entry, str]:
-    """Make sure that the best candidate's entry is in a store, without loading it.
+    """Make sure that the best candidate's entry is in a store, whatever is pinned, without loading it.
 
     Returns the entry and its origin: ``built``, or the origin of the store that has it already.
     """
     lookup = ask(load(), kernel, shape, dtype, device, arch, schedule, options)
     resolution = lookup.resolution()
-    hit, origin, _ = _obtain(lookup, Resolution(resolution.candidates[:1], resolution.rejected))
-    return hit.entry, origin
+    best = Resolution(resolution.candidates[:1], resolution.rejected)
+    found = _exact(lookup._replace(pin=None), best)
+    return found.hit.entry, found.origin
 
 
 def binary(
@@ -142,6 +163,7 @@ def forget() -> None:
     _asked.cache_clear()
     _served.clear()
     builds.forget()
+    pins.read.cache_clear()
 
 
 if hasattr(os, "register_at_fork"):
@@ -158,39 +180,98 @@ def _lookup(
     key = (lookup.problem, lookup.place.arch, lookup.place.device, schedule)
     if key not in _served:
         recording.note(lookup.kernel, lookup.problem, lookup.place.arch, schedule)
-        _served[key] = _compiled(lookup, *_obtain(lookup, lookup.resolution()))
+        _served[key] = _compiled(_obtain(lookup))
     return _served[key]
 
 
-def _obtain(lookup: Lookup, resolution: Resolution) -> tuple[Hit, str, Candidate]:
-    """Return an entry of a candidate, its origin, and the candidate: found in a store, else built."""
-    problem, place = lookup.problem, lookup.place
-    wanted, stores = lookup.wanted(resolution), lookup.stores()
-    hit, _ = lookup.find(stores, wanted)
-    if hit is None and stores.match == "exact" and may_compile() and builds.identify(lookup, resolution):
-        wanted = lookup.wanted(resolution)
-        hit, _ = lookup.find(stores, wanted)
+def _explained(lookup: Lookup, *, compiling: bool) -> Explanation:
+    resolution, stores = lookup.resolve(), lookup.stores()
+    wanted = lookup.wanted(resolution)
+    hit, searched = lookup.find(stores, wanted)
+    nearest = partial(stores.nearest, lookup.place.arch, wanted)
+    portable = None if hit else lookup.portable()
+    otherwise = portable and _explained(portable, compiling=False)
+    told = (lookup.problem, lookup.place, resolution, layers(lookup.catalog), searched, hit, nearest)
+    return Explanation(*told, compiling, lookup.pin, otherwise)
+
+
+class Found(NamedTuple):
+    """What a lookup came to: an entry, its origin, and the candidate that it is of."""
+
+    lookup: Lookup
+    hit: Hit
+    origin: str
+    candidate: Candidate
+
+
+def _obtain(lookup: Lookup) -> Found:
+    """Return an entry for the exact arch, found or built; where there is none, one that is not for that arch alone."""
+    try:
+        return _exact(lookup, lookup.resolution())
+    except (NoSchedule, NotPrebuilt, BuildError) as error:
+        portable = lookup.portable()
+        found = portable and _stored(portable, portable.resolve(), portable.stores())
+        if not found:
+            raise
+        text = f"{show_problem(lookup.problem)}: serving code for {found.lookup.place.arch}, for there is none for "
+        text += f"{lookup.place.arch}: {error.message}"
+        if isinstance(error, BuildError):
+            warnings.warn(text, RuntimeWarning, stacklevel=5)
+        else:
+            event(text)
+        return found
+
+
+def _exact(lookup: Lookup, resolution: Resolution) -> Found:
+    """Return an entry of a candidate: found in a store, else built."""
+    problem, place, stores = lookup.problem, lookup.place, lookup.stores()
+    found = _stored(lookup, resolution, stores)
+    if found is None and lookup.pin:
+        raise _unpinned(lookup, resolution, stores)
+    off = builds.compiling_off()
+    if found is None and stores.match == "exact" and not off and builds.identify(lookup, resolution):
+        found = _stored(lookup, resolution, stores)
+    if found is None and off:
+        raise NotPrebuilt(
+            f"no store has {show_problem(problem)} for {place.arch}, and {off}",
+            hint=f"tlhub explain {command(problem, place, lookup.schedule)}",
+        )
+    return found or Found(lookup, *builds.build_first(lookup, resolution, lookup.wanted(resolution), stores))
+
+
+def _stored(lookup: Lookup, resolution: Resolution, stores: Chain) -> Found | None:
+    """Return what the stores have of the candidates, noted as used, or None."""
+    hit, _ = lookup.find(stores, lookup.wanted(resolution))
     if hit is None:
-        off = builds.compiling_off()
-        if off:
-            raise NotPrebuilt(
-                f"no store has {show_problem(problem)} for {place.arch}, and {off}",
-                hint=f"tlhub explain {command(problem, place, lookup.schedule)}",
-            )
-        return builds.build_first(lookup, resolution, wanted, stores)
+        return None
     if hit.index:
+        names = [c.schedule.name for c in resolution.candidates]
+        build = f"tlhub cache prewarm {command(lookup.problem, lookup.place)}"
         event(
-            f"{show_problem(problem)}: serving {wanted[hit.index].schedule!r}, which is built; "
-            f"{wanted[0].schedule!r} ranks higher and is not: tlhub cache prewarm {command(problem, place)}"
+            f"{show_problem(lookup.problem)}: serving {names[hit.index]!r}, which is built; "
+            f"{names[0]!r} ranks higher and is not: {build}"
         )
     origin, hit = hit.origin, backfill(hit)
     hit.store.touch(hit.entry, time.time())
-    return hit, origin, resolution.candidates[hit.index]
+    return Found(lookup, hit, origin, resolution.candidates[hit.index])
 
 
-def _compiled(lookup: Lookup, hit: Hit, origin: str, candidate: Candidate) -> CompiledKernel:
+def _unpinned(lookup: Lookup, resolution: Resolution, stores: Chain) -> NotPrebuilt:
+    """Return the refusal of a lookup whose pinned build is not served."""
+    problem, place, key = lookup.problem, lookup.place, str(lookup.pin)[:16]
+    _, searched = lookup.find(stores, lookup.wanted(resolution))
+    reasons = dict.fromkeys(reason for step in searched for reason in step.reasons if reason.startswith(key))
+    why = f"serves it: {'; '.join(reasons)}" if reasons else "has it"
+    return NotPrebuilt(
+        f"{show_problem(problem)} for {place.arch} is pinned to {key}, and no store {why}",
+        hint=f"tlhub explain {command(problem, place, lookup.schedule)}",
+    )
+
+
+def _compiled(found: Found) -> CompiledKernel:
     from tlhub.runtime import CompiledKernel, load_entry
 
+    lookup, hit, origin, candidate = found
     kernel, problem, place = lookup.kernel, lookup.problem, lookup.place
     scratch = None
     if place.device is None:

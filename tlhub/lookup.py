@@ -8,10 +8,12 @@ from typing import Any, NamedTuple
 
 from tlhub import certificates, sources
 from tlhub.cache.chain import Chain, Hit, Searched, Wanted
+from tlhub.cache.manifest import Manifest
 from tlhub.catalog import Catalog
-from tlhub.devices import Place, locate
+from tlhub.devices import Place, locate, portable
 from tlhub.errors import NoSchedule
 from tlhub.explanation import command, show_problem
+from tlhub.pins import pinned
 from tlhub.problem import make, patterns
 from tlhub.resolve import BY_NAME, Resolution, config_of, resolve
 from tlhub.specs import Kernel, Problem
@@ -22,13 +24,24 @@ toolchains: dict[tuple[str, str], Mapping[str, str]] = {}
 
 
 class Lookup(NamedTuple):
-    """What a lookup is for, its words looked up. ``schedule``: the name of the one that must serve, or None."""
+    """What a lookup is for, its words looked up. ``schedule``: the name of the one that must serve, or None.
+
+    ``deployed``: what is found must run on the place's device, though that is not here. ``pin``: the digest of the
+    only build that may serve, or None.
+    """
 
     catalog: Catalog
     kernel: Kernel
     problem: Problem
     place: Place
     schedule: str | None
+    deployed: bool = False
+    pin: str | None = None
+
+    def portable(self) -> Lookup | None:
+        """Return the lookup of code that is not for the place's arch alone, or None if its target has no such code."""
+        place = portable(self.place)
+        return self._replace(place=place) if place else None
 
     def resolve(self) -> Resolution:
         """Return who serves, and why the others do not."""
@@ -68,10 +81,16 @@ class Lookup(NamedTuple):
         ]
 
     def stores(self) -> Chain:
-        return chain(self.catalog, self.place.facts.driver, self.place.shared_memory)
+        return chain(self.catalog, self.place.facts.driver, self.place.shared_memory, self._veto)
+
+    def _veto(self, manifest: Manifest) -> str | None:
+        """Return why the entry must not serve, or None."""
+        if self.pin not in (None, manifest.build_digest):
+            return f"the lookup is pinned to {str(self.pin)[:16]}"
+        return None
 
     def find(self, stores: Chain, wanted: list[Wanted]) -> tuple[Hit | None, tuple[Searched, ...]]:
-        return stores.find(self.place.arch, wanted, here=self.place.device is not None)
+        return stores.find(self.place.arch, wanted, here=self.deployed or self.place.device is not None)
 
 
 def ask(
@@ -86,7 +105,8 @@ def ask(
 ) -> Lookup:
     """Return the lookup that ``tlhub.get`` is asked for. Raises UnknownName, ArgumentError, DeviceError."""
     spec = catalog.kernel(kernel)
-    return Lookup(catalog, spec, make(spec, shape, dtype, options), locate(catalog, device, arch), schedule)
+    problem, place = make(spec, shape, dtype, options), locate(catalog, device, arch)
+    return Lookup(catalog, spec, problem, place, schedule, pin=pinned(problem, place.arch, schedule))
 
 
 def event(message: str) -> None:

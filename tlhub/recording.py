@@ -11,12 +11,12 @@ import os
 import threading
 import warnings
 
+from tlhub import files
 from tlhub.cache import locks
 from tlhub.errors import ArgumentError
 from tlhub.problem import typed
 from tlhub.specs import Kernel, Problem
 
-_HOST = os.uname().nodename if hasattr(os, "uname") else os.environ.get("COMPUTERNAME", "here")
 _PATIENCE = 30.0
 """Seconds to wait for another process that writes the same file."""
 
@@ -69,7 +69,7 @@ def _flush(path: str) -> None:
     try:
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
         if os.path.isdir(path):
-            _add(os.path.join(path, f"{_HOST}-{os.getpid()}.toml"))
+            _add(os.path.join(path, f"{files.HOST}-{os.getpid()}.toml"))
         else:
             path = os.path.realpath(path)
             folder, name = os.path.split(path)
@@ -94,16 +94,7 @@ def _add(path: str) -> None:
     new = [table for table in tables if table not in known]
     if not new:
         return
-    folder, name = os.path.split(path)
-    draft = os.path.join(folder, f".{name}.{_HOST}-{os.getpid()}")
-    try:
-        with open(draft, "w", encoding="utf-8") as file:
-            file.write("\n".join([*([f"{text.rstrip()}\n"] if text.strip() else []), *new]))
-        os.replace(draft, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(draft)
-        raise
+    files.write_whole(path, "\n".join([*([f"{text.rstrip()}\n"] if text.strip() else []), *new]))
 
 
 def _renew_after_fork() -> None:

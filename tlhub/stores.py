@@ -14,7 +14,7 @@ import os
 import stat
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 from urllib.parse import parse_qsl
@@ -22,6 +22,7 @@ from urllib.parse import parse_qsl
 from tlhub.cache.chain import LOOSENESS, Chain, Hit, this_host
 from tlhub.cache.copying import copy
 from tlhub.cache.entry import Entry
+from tlhub.cache.manifest import Manifest
 from tlhub.cache.store import Found, Item, Skipped, Store
 from tlhub.catalog import Catalog
 from tlhub.errors import ArgumentError, did_you_mean
@@ -54,14 +55,19 @@ def layers(catalog: Catalog) -> tuple[Layer, ...]:
     return (Layer(user_store(), write=True), *site_layers(), *map(Layer, _prebuilt(catalog)))
 
 
-def chain(catalog: Catalog, driver: int = 0, shared_memory: int = 0) -> Chain:
+def chain(
+    catalog: Catalog,
+    driver: int = 0,
+    shared_memory: int = 0,
+    veto: Callable[[Manifest], str | None] = lambda manifest: None,
+) -> Chain:
     """Return the layers that are read.
 
     *driver* and *shared_memory* (bytes a block): of the device that is to run what is found, 0 if it has none.
-    Raises ArgumentError.
+    *veto*: why an entry must not serve, or None. Raises ArgumentError.
     """
     stores = [layer.store for layer in layers(catalog) if layer.read]
-    return Chain(stores, host=this_host(ABI, driver, shared_memory), match=match_policy())
+    return Chain(stores, host=this_host(ABI, driver, shared_memory), match=match_policy(), veto=veto)
 
 
 def user_store() -> Store:

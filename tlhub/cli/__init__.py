@@ -15,6 +15,7 @@ _COMMANDS = {
     "targets": "tlhub.cli.listings:targets",
     "plugins": "tlhub.cli.listings:plugins",
     "cache": "tlhub.cli.cache:cache",
+    "pin": "tlhub.cli.pin:pin",
     "doctor": "tlhub.cli.doctor:doctor",
     "plugin": "tlhub.cli.plugin:plugin",
     "package": "tlhub.cli.package:package",

@@ -21,9 +21,11 @@ from tlhub.quantity import size
 
 VARIABLES = (
     "TLHUB_CACHE_DIR",
+    "TLHUB_CACHE_SIZE",
     "TLHUB_COMPILE",
     "TLHUB_DEVICE",
     "TLHUB_MATCH",
+    "TLHUB_PINS",
     "TLHUB_RECORD",
     "TLHUB_STORES",
     "TLHUB_NUM_THREADS",
@@ -221,6 +223,7 @@ def _environment() -> Iterable[Check]:
         "TLHUB_DEVICE": _default_device,
         "TLHUB_MATCH": _match_policy,
         "TLHUB_NUM_THREADS": _threads,
+        "TLHUB_PINS": _pins,
         "TLHUB_STORES": _site_stores,
         "TLHUB_DISABLE_PLUGINS": _disabled_plugins,
     }
@@ -266,6 +269,13 @@ def _match_policy() -> Iterable[Check]:
     from tlhub.stores import match_policy
 
     match_policy()
+    return ()
+
+
+def _pins() -> Iterable[Check]:
+    from tlhub.pins import read
+
+    read(os.environ["TLHUB_PINS"])
     return ()
 
 

@@ -29,6 +29,13 @@ def requests_of(command: str, workload: str | None, typed: dict[str, Any]) -> li
 
     What is typed of arch, device and schedule holds for all of it. Raises ArgumentError, UnknownName, DeviceError.
     """
+    from tlhub import catalog
+    from tlhub.devices import locate
+    from tlhub.workload import read
+
+    everywhere = {name: typed[name] for name in ("arch", "device")} if typed["arch"] or typed["device"] else {}
+    if everywhere:  # what is typed holds for all, and is wrong for all or none
+        locate(catalog.load(), typed["device"], typed["arch"])
     if workload is None:
         if not typed["kernel"] or not typed["dims"]:
             raise ArgumentError(
@@ -46,13 +53,6 @@ def requests_of(command: str, workload: str | None, typed: dict[str, Any]) -> li
             argument=given,
             hint=f"tlhub {command} --from {shlex.quote(workload)}",
         )
-    from tlhub import catalog
-    from tlhub.devices import locate
-    from tlhub.workload import read
-
-    everywhere = {name: typed[name] for name in ("arch", "device")} if typed["arch"] or typed["device"] else {}
-    if everywhere:  # what is typed holds for all, and is wrong for all or none
-        locate(catalog.load(), typed["device"], typed["arch"])
     if typed["schedule"]:
         everywhere["schedule"] = typed["schedule"]
     found: dict[str, Asked] = {}

@@ -56,8 +56,10 @@ def serve(asked: Iterable[dict[str, Any]], path: str) -> list[Served]:
     missing = []
     for request in asked:
         trace = hub.explain(**request)
-        if trace.hit:
-            found[trace.hit.entry.key] = Served(trace.hit.entry, trace.resolution.candidates[trace.hit.index].schedule)
+        serving = trace.served
+        if serving and serving.hit:
+            hit = serving.hit
+            found[hit.entry.key] = Served(hit.entry, serving.resolution.candidates[hit.index].schedule)
         else:
             missing.append(command(trace.problem, trace.place, request["schedule"]))
     if missing:
