@@ -19,6 +19,7 @@ dtypes = ["float32", "float64"]
 
 SERVE = """
 import sys, numpy as np, tlhub
+tlhub.freeze()
 a = np.eye(8, dtype=np.float32)
 kernel = tlhub.get("gemm", (8, 8, 8), "float32")
 assert (kernel(a, 2 * a) == 2 * a).all()
@@ -50,7 +51,7 @@ def test_what_was_built_here_serves_where_nothing_compiles(tlhub, filled, tmp_pa
     file, there = str(tmp_path / "kernels.tar.zst"), str(tmp_path / "there")
     done = tlhub("cache", "export", file, "--from", filled)
     assert done.code == 0 and "2 entries" in done.stdout, done.stderr
-    environ = {**os.environ, "TLHUB_CACHE_DIR": there, "TLHUB_COMPILE": "never", "PATH": str(tmp_path)}
+    environ = {**os.environ, "TLHUB_CACHE_DIR": there, "PATH": str(tmp_path)}
     command = [sys.executable, "-c", "from tlhub.cli import main; main()", "cache", "import", file]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "2 entries added" in done.stdout, done.stderr
