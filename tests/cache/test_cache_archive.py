@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import io
 import os
 import sys
@@ -190,8 +191,23 @@ def test_a_store_that_takes_nothing_is_an_error(lab: Lab, tmp_path: Path) -> Non
 
 def test_a_place_that_cannot_be_written(lab: Lab, tmp_path: Path) -> None:
     entry = publish(Store("other", tmp_path / "other"))
-    with pytest.raises(CacheError, match="cannot be written"):
-        archive.pack([entry], str(tmp_path / "none" / "x"))
+    for place, hint in ((tmp_path / "none" / "x", "mkdir -p "), (tmp_path, "tlhub cache export ")):
+        with pytest.raises(ArgumentError, match="cannot be written") as caught:
+            archive.pack([entry], str(place))
+        assert str(caught.value.hint).startswith(f"{hint}{tmp_path}/")
+
+
+def test_a_full_disk_leaves_what_was_there(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, entries = lab.file.read_bytes(), [publish(Store("other", tmp_path / "other"))]
+
+    def full(fd: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(CacheError, match="cannot be written: No space left"):
+        archive.pack(entries, str(lab.file))
+    assert lab.file.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
 
 
 def test_without_the_library_the_hint_installs_it(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

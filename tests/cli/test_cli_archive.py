@@ -91,6 +91,7 @@ def test_a_workload_that_is_not_built_is_not_exported(tlhub, workload, cold_cach
     file = tmp_path / "x"
     done = tlhub("cache", "export", str(file), "--from", workload, "--arch", "cpu:x86-64-v2")
     assert done.code == 1 and "no store has 2 of the problems" in done.stderr
+    assert f"hint: tlhub cache prewarm --from {workload} --arch cpu:x86-64-v2" in done.stderr
     assert "gemm M=8,N=8,K=8 --dtype float64 --arch cpu:x86-64-v2" in done.stderr
     assert not file.exists()
 

@@ -16,7 +16,6 @@ import os
 import shlex
 import sys
 import tarfile
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO, NamedTuple
 
@@ -32,6 +31,7 @@ LEVEL = 10
 _BLOCK = tarfile.BLOCKSIZE
 _END = bytes(2 * _BLOCK)
 _CHUNK = 1 << 20
+_EXAMPLE = "kernels.tar.zst"
 
 Members = Iterator[tuple[str, Iterator[bytes]]]
 
@@ -59,30 +59,22 @@ def folder_of(manifest: Manifest) -> str:
     return key.folder(manifest.arch, manifest.kernel, manifest.problem_digest, manifest.build_digest)
 
 
-def contents(entries: Iterable[Entry]) -> Iterator[tuple[str, bytes]]:
-    """Iterate over names and verified bytes of the files of *entries*, each build once, in order. Raises Damaged."""
-    chosen = {folder_of(entry.manifest): entry for entry in entries}
-    for folder in sorted(chosen):
-        entry = chosen[folder]
-        entry.hold()
-        members = {name: entry.read(name) for name in sorted(entry.manifest.members)}
-        yield f"{folder}/{MANIFEST}", entry.manifest.to_bytes()
-        for name, data in members.items():
-            yield f"{folder}/{name}", data
-
-
 def pack(entries: Iterable[Entry], path: str) -> Packed:
-    """Write the archive of *entries* to the file *path*, which appears whole or not at all.
+    """Write the archive of *entries*, each build once, to the file *path*, which appears whole or not at all.
 
     Raises Damaged for an entry that is not whole, CacheError where the file cannot be written, and ArgumentError
-    without a library for zstd.
+    for what is no name of a file, and without a library for zstd.
     """
-    entries = list(entries)
+    chosen = {folder_of(entry.manifest): entry for entry in entries}
     zstd = _zstd()
+    _check_place(path)
     try:
         with _replacing(path) as file, zstd.open(file, "wb", level=LEVEL) as stream:
-            for name, data in contents(entries):
-                stream.write(_header(name, len(data)) + data + bytes(-len(data) % _BLOCK))
+            for folder in sorted(chosen):
+                for name, data in _files(chosen[folder]).items():
+                    stream.write(_header(f"{folder}/{name}", len(data)))
+                    stream.write(data)
+                    stream.write(bytes(-len(data) % _BLOCK))
             stream.write(_END)
         size = os.path.getsize(path)
     except OSError as error:
@@ -90,7 +82,7 @@ def pack(entries: Iterable[Entry], path: str) -> Packed:
             raise
         reason = error.strerror or error
         raise CacheError(f"the archive {path!r} cannot be written: {reason}", hint="df -h .") from error
-    return Packed(tuple({entry.key: entry.manifest for entry in entries}.values()), size)
+    return Packed(tuple(chosen[folder].manifest for folder in sorted(chosen)), size)
 
 
 def verify(path: str) -> tuple[Manifest, ...]:
@@ -218,6 +210,24 @@ def _skipped(manifest: Manifest, members: Members) -> Manifest:
 # -- the ends: a file, a store --------------------------------------------------------------------------------------
 
 
+def _files(entry: Entry) -> dict[str, bytes]:
+    """Return the verified bytes of the files of *entry*, in order. Raises Damaged."""
+    entry.hold()
+    members = {name: entry.read(name) for name in sorted(entry.manifest.members)}
+    return {MANIFEST: entry.manifest.to_bytes(), **members}
+
+
+def _check_place(path: str) -> None:
+    folder = os.path.dirname(path) or "."
+    if os.path.isdir(path):
+        hint = f"tlhub cache export {shlex.quote(os.path.join(path, _EXAMPLE))}"
+        raise ArgumentError(f"the archive {path!r} cannot be written: it is a folder", argument="file", hint=hint)
+    if not os.path.isdir(folder):
+        hint = f"mkdir -p {shlex.quote(folder)}"
+        text = f"the archive {path!r} cannot be written: there is no folder {folder!r}"
+        raise ArgumentError(text, argument="file", hint=hint)
+
+
 def _publish(store: Store, manifest: Manifest, members: Members) -> Entry:
     with store.stage() as staged:
         for name, chunks in members:
@@ -248,7 +258,7 @@ def _reading(path: str) -> Iterator[BinaryIO]:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ArgumentError(
-            f"the archive {path!r} cannot be read: {reason}", argument="file", hint="tlhub cache export kernels.tar.zst"
+            f"the archive {path!r} cannot be read: {reason}", argument="file", hint=f"tlhub cache export {_EXAMPLE}"
         ) from error
     with file:
         try:
@@ -264,18 +274,17 @@ def _reading(path: str) -> Iterator[BinaryIO]:
 @contextlib.contextmanager
 def _replacing(path: str) -> Iterator[BinaryIO]:
     """Give a file that takes the place of *path* once it is whole. Raises OSError."""
-    folder, name = os.path.split(os.path.abspath(path))
-    fd, temporary = tempfile.mkstemp(prefix=f".{name[:100]}.", dir=folder)
+    folder, name = os.path.split(os.path.realpath(path))
+    draft = os.path.join(folder, f".{name[:100]}.{os.urandom(6).hex()}")
     try:
-        with open(fd, "wb") as file:
+        with open(draft, "xb") as file:
             yield file
             file.flush()
-            os.fsync(fd)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
+            os.fsync(file.fileno())
+        os.replace(draft, os.path.join(folder, name))
     except BaseException:
         with contextlib.suppress(OSError):
-            os.unlink(temporary)
+            os.unlink(draft)
         raise
 
 

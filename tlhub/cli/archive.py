@@ -100,7 +100,8 @@ def _kept(kernel: str | None) -> tuple[list[Entry], list[tuple[str, str]]]:
 def _serving(workload: str, arch: str | None) -> tuple[list[Entry], list[tuple[str, str]]]:
     from tlhub.packaging import cover
 
-    served = cover.serve(cover.requests(workload, [arch] if arch else []), workload)
+    archs = [arch] if arch else []
+    served = cover.serve(cover.requests(workload, archs), workload, archs)
     return [found.entry for found in served], []
 
 

@@ -47,10 +47,10 @@ class Served(NamedTuple):
         return self.entry.manifest.source_digest == sources.digest(self.schedule)
 
 
-def serve(asked: Iterable[dict[str, Any]], path: str) -> list[Served]:
+def serve(asked: Iterable[dict[str, Any]], path: str, archs: Sequence[str] = ()) -> list[Served]:
     """Return the entries that serve *asked*, each once: no store is written to, and nothing is built.
 
-    Raises NotPrebuilt, which names what of the workload *path* no store has.
+    Raises NotPrebuilt, which names what of the workload *path* (for *archs*, where given) no store has.
     """
     found: dict[str, Served] = {}
     missing = []
@@ -67,6 +67,6 @@ def serve(asked: Iterable[dict[str, Any]], path: str) -> list[Served]:
         shown = "".join(f"\n  {line}" for line in (*missing[:_SHOWN], *more))
         raise NotPrebuilt(
             f"no store has {len(missing)} of the problems of {path!r}:{shown}",
-            hint=f"tlhub cache prewarm --from {shlex.quote(path)}",
+            hint=" ".join(["tlhub cache prewarm --from", shlex.quote(path), *(f"--arch {arch}" for arch in archs)]),
         )
     return list(found.values())
