@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import os
 import subprocess
@@ -14,8 +15,10 @@ import pytest
 
 from tlhub import catalog, devices, hub
 from tlhub.cache.manifest import Manifest
-from tlhub.errors import ArgumentError, BuildError, CacheError
+from tlhub.errors import BuildError, CacheError
 from tlhub.packaging import cover, wheel
+from tlhub.plugins import Plugin
+from tlhub.prebuilt import requirement
 
 ARCH = devices.locate(catalog.load(), "cpu").arch
 WORKLOAD = """
@@ -176,6 +179,13 @@ def test_entries_of_other_sources_are_refused(served, monkeypatch):
     assert str(caught.value.hint).startswith("export TLHUB_MATCH=compatible")
 
 
+def test_it_needs_the_plugins_that_bring_its_kernels_and_schedules(served):
+    known, plugin = catalog.load(), Plugin("xyz", "xyz", "tlhub-plugin-xyz", "1.4.2")
+    owners = {**known.owners, ("gemm", served[0].schedule.name): plugin}
+    planned = wheel.plan(served, dataclasses.replace(known, plugins=(*known.plugins, plugin), owners=owners))
+    assert list(map(requirement, planned.needs)) == ["tlhub-core>=0.1.0,<0.2", "tlhub-plugin-xyz>=1.4.2,<2"]
+
+
 def test_the_tag_is_of_the_platform_that_the_entries_need(served):
     (found,) = served
 
@@ -193,12 +203,11 @@ def test_the_tag_is_of_the_platform_that_the_entries_need(served):
             tag(manifest(), manifest(**other))
 
 
-def test_without_hatchling_the_hint_installs_it(served, tmp_path, monkeypatch):
-    planned = wheel.plan(served, catalog.load())
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ArgumentError) as caught:
-        wheel.write(planned, served, str(tmp_path))
-    assert caught.value.hint == "pip install 'tlhub-core[package]'"
+def test_without_hatchling_the_hint_installs_it(wrong, workload, cold_cache, monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "hatchling" else found(name))
+    assert "hint: pip install 'tlhub-core[package]'" in wrong("package", "build", "--from", workload)
+    assert not os.path.exists(cold_cache)
 
 
 def test_a_place_that_cannot_be_written(served, tmp_path):

@@ -41,9 +41,7 @@ def build(
 
     asked = cover.requests(workload, archs)
     known = catalog.load()
-    wheel.name_of(sorted({each["arch"] or locate(known).arch for each in asked}), name)  # mistakes cost no builds
-    if version is not None:
-        wheel.check_version(version)
+    wheel.check(sorted({each["arch"] or locate(known).arch for each in asked}), name, version)
     outcomes = prewarm.run(asked, jobs, lambda outcome: output.note(f"{outcome.status:<7} {outcome.title}"))
     failed = [outcome for outcome in outcomes if outcome.status == "failed"]
     if failed:

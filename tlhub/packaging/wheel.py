@@ -150,14 +150,17 @@ def name_of(archs: Sequence[str], name: str | None = None) -> str:
     return "-".join(["tlhub-prebuilt", *([name] if name else []), place])
 
 
-def check_version(version: str) -> None:
-    """Raise ArgumentError unless *version* is one of Python's packaging."""
-    if not _VERSION.fullmatch(version):
+def check(archs: Sequence[str], name: str | None, version: str | None) -> None:
+    """Raise ArgumentError for what is wrong with a package before any of its kernels is built."""
+    name_of(archs, name)
+    if version is not None and not _VERSION.fullmatch(version):
         raise ArgumentError(
             f"the package's version is {version!r}; a version is numbers joined by '.', such as 1.2 or 1.2.0rc1",
             argument="version",
             hint="--version 1.0",
         )
+    if importlib.util.find_spec("hatchling") is None:
+        raise ArgumentError("wheels are built by hatchling, which is missing", hint="pip install 'tlhub-core[package]'")
 
 
 def plan(served: Iterable[Served], catalog: Catalog, name: str | None = None, version: str | None = None) -> Package:
@@ -200,10 +203,8 @@ def tag_of(manifests: Iterable[Manifest]) -> str:
 def write(package: Package, served: Iterable[Served], folder: str) -> str:
     """Build the wheel of *package*, with the bytes of *served*, in *folder*, and return its path.
 
-    Raises ArgumentError without hatchling, Damaged for an entry that is not whole, and BuildError.
+    Raises Damaged for an entry that is not whole, BuildError where hatchling fails, and CacheError.
     """
-    if importlib.util.find_spec("hatchling") is None:
-        raise ArgumentError("wheels are built by hatchling, which is missing", hint="pip install 'tlhub-core[package]'")
     entries = {found.entry.key: found.entry for found in served}
     with tempfile.TemporaryDirectory(prefix="tlhub-package-") as project:
         inside = Path(project, package.module)
