@@ -72,6 +72,15 @@ def claim(path: str) -> Hold:
     return Hold()
 
 
+def writing(path: str) -> Hold:
+    """Make the file *path*, in use until it is released, and open for what is appended. Raises OSError."""
+    held = Hold(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | _OPEN, 0o644))
+    if fcntl is not None:
+        with contextlib.suppress(OSError):  # no locks there: it is written all the same
+            fcntl.flock(held.fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    return held
+
+
 def _locked(path: str, mode: int, *, shared: bool) -> Hold:
     held = Hold(os.open(path, mode | _OPEN))
     if fcntl is not None:

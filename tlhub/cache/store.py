@@ -285,6 +285,12 @@ class Store:
                 os.mkdir(path, self._mode())
         return self._walk(below)
 
+    def own(self, below: str) -> str | None:
+        """Return the path of a folder below the root, made where it is missing, or None where nothing can be kept."""
+        if self.root is None or not self.writable or self._prepare() or self.make(below)[1]:
+            return None
+        return f"{self.root}/{below}"
+
     def _mode(self) -> int:
         """Return the mode of new folders, before the umask: others write only where that is declared."""
         assert self.root is not None

@@ -33,6 +33,7 @@ _COMMANDS = {
     "pin": "tlhub.cli.prune:pin",
     "unpin": "tlhub.cli.prune:unpin",
     "verify": "tlhub.cli.cache:verify",
+    "stats": "tlhub.cli.stats:stats",
 }
 
 
