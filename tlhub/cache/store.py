@@ -3,6 +3,8 @@
     <root>/v1/<arch>/<kernel>/<problem digest>/<build digest>/entry.json, kernel.so, ...
     <root>/v1/.staging/   folders being written, one a writer, each locked by it
     <root>/v1/.locks/     locks of keys
+    <root>/v1/.damaged/   what repair moved away
+    <root>/v1/.pins/, .stats/, .tended   see the modules pins, stats and upkeep
 
 An entry appears whole, by one rename. What cannot be kept on disk is kept in memory, with one warning.
 """
@@ -24,10 +26,11 @@ from tlhub.cache.listing import VERSION, Item
 from tlhub.cache.staging import Staged
 from tlhub.errors import CacheError
 
-__all__ = ["LOCKS", "STAGING", "VERSION", "Found", "Item", "Skipped", "Staged", "Store"]
+__all__ = ["DAMAGED", "LOCKS", "STAGING", "VERSION", "Found", "Item", "Skipped", "Staged", "Store"]
 
 STAGING = f"{VERSION}/.staging"
 LOCKS = f"{VERSION}/.locks"
+DAMAGED = f"{VERSION}/.damaged"
 
 _DAY = 86400.0
 _TRIES = 4
