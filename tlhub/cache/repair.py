@@ -1,4 +1,4 @@
-"""Repair: what is damaged is moved away, into ``v1/.damaged``. Nothing else moves it, and nothing that is whole moves."""
+"""Repair: what is damaged is moved away, into ``v1/.damaged``; nothing else moves it there, and nothing whole moves."""
 
 from __future__ import annotations
 
