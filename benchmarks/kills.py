@@ -27,7 +27,7 @@ from typing import Any
 import tlhub
 from tlhub import hub
 from tlhub.build import pool
-from tlhub.cache import prune
+from tlhub.cache import archive, prune
 from tlhub.cache.chain import this_host
 from tlhub.cache.entry import MANIFEST, Entry, Manifest
 from tlhub.cache.store import STAGING, Store
@@ -60,7 +60,7 @@ def publish(store: Store, number: int) -> Entry:
         return store.publish(staged, manifest)
 
 
-# -- what is killed: each goes on until it is, but for a prune, which ends ---------------------------------------------
+# -- what is killed: put and prewarm go on until they are, the others end ----------------------------------------------
 
 
 def put(store: Store, tell: Tell) -> None:
@@ -93,7 +93,25 @@ def remove(store: Store, tell: Tell) -> None:
     prune.remove(store, prune.plan(store.entries(), now=time.time(), max_age=MONTH))
 
 
-OPERATIONS: dict[str, Callable[[Store, Tell], None]] = {"put": put, "prewarm": prewarm, "prune": remove}
+def unpack(store: Store, tell: Tell) -> None:
+    tell("\n".join(str(entry.folder) for entry in archive.unpack(f"{store.root}.tar.zst", store).added))
+
+
+OPERATIONS: dict[str, Callable[[Store, Tell], None]] = {
+    "put": put,
+    "prewarm": prewarm,
+    "prune": remove,
+    "import": unpack,
+}
+
+
+def pack(store: Store) -> None:
+    """Make the archive that ``unpack`` is killed over, of entries that *store* does not have."""
+    source = Store("source", f"{store.root}-source")
+    prune.clear(source)
+    for number in range(12):
+        publish(source, int.from_bytes(os.urandom(6), "big") + number)
+    archive.pack(map(source.open, source.entries()), f"{store.root}.tar.zst")
 
 
 # -- one round ---------------------------------------------------------------------------------------------------------
@@ -143,6 +161,8 @@ def rounds(root: str, kills: int, seed: int) -> Iterator[str]:
         name = names[turn % len(names)]
         for number in range(100, 106) if name == "prune" else ():  # its prey
             os.utime(f"{publish(store, number).folder}/{MANIFEST}", (1e9, 1e9))
+        if name == "import":
+            pack(store)
         told = killed(OPERATIONS[name], store, chance.uniform(0, 0.1))
         check(store, kept + told)
         if sum(1 for _ in store.entries()) > MOST:

@@ -25,7 +25,7 @@ from tlhub.lookup import Lookup, ask, event
 from tlhub.problem import generalise, signature
 from tlhub.resolve import Candidate, Resolution
 from tlhub.specs import Problem
-from tlhub.stores import user_store
+from tlhub.stores import backfill, layers, user_store
 
 if TYPE_CHECKING:
     from tlhub.runtime.kernel import CompiledKernel
@@ -200,7 +200,7 @@ def _explained(lookup: Lookup, *, compiling: bool) -> Explanation:
     nearest = partial(stores.nearest, lookup.place.arch, wanted)
     portable = None if hit else lookup.portable()
     otherwise = portable and _explained(portable, compiling=False)
-    told = (lookup.problem, lookup.place, resolution, searched, hit, nearest)
+    told = (lookup.problem, lookup.place, resolution, layers(lookup.catalog), searched, hit, nearest)
     return Explanation(*told, compiling, lookup.pin, otherwise)
 
 
@@ -260,8 +260,9 @@ def _stored(lookup: Lookup, resolution: Resolution, stores: Chain) -> Found | No
             f"{show_problem(lookup.problem)}: serving {names[hit.index]!r}, which is built; "
             f"{names[0]!r} ranks higher and is not: {build}"
         )
+    origin, hit = hit.origin, backfill(hit)
     hit.store.touch(hit.entry, time.time())
-    return Found(lookup, hit, hit.origin, resolution.candidates[hit.index])
+    return Found(lookup, hit, origin, resolution.candidates[hit.index])
 
 
 def _unpinned(lookup: Lookup, resolution: Resolution, stores: Chain) -> NotPrebuilt:

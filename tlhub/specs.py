@@ -226,12 +226,24 @@ class Target:
     doc: str = ""
 
 
+class Need(NamedTuple):
+    """A range of versions of a distribution: from ``least`` to before ``below``."""
+
+    distribution: str
+    least: str
+    below: str
+
+
 @dataclass(frozen=True)
 class PrebuiltStore:
-    """A read-only folder of entries that a plugin ships. ``path`` is absolute."""
+    """A read-only folder of entries that a plugin ships. ``path`` is absolute.
+
+    ``needs``: the versions that its entries are for; beside any other, it serves nothing.
+    """
 
     name: str
     path: str
+    needs: tuple[Need, ...] = ()
 
 
 # -- what lookups pass around ----------------------------------------------------------------------

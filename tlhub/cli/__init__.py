@@ -18,6 +18,7 @@ _COMMANDS = {
     "pin": "tlhub.cli.pin:pin",
     "doctor": "tlhub.cli.doctor:doctor",
     "plugin": "tlhub.cli.plugin:plugin",
+    "package": "tlhub.cli.package:package",
 }
 
 

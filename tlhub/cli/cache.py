@@ -33,6 +33,8 @@ _COMMANDS = {
     "unpin": "tlhub.cli.prune:unpin",
     "verify": "tlhub.cli.verify:verify",
     "stats": "tlhub.cli.stats:stats",
+    "export": "tlhub.cli.archive:export",
+    "import": "tlhub.cli.archive:import_",
 }
 
 
