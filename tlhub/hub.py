@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tlhub import builds, operands, pins, recording
 from tlhub.builds import may_compile
+from tlhub.cache import stats
 from tlhub.cache.chain import Chain, Hit
 from tlhub.cache.entry import Entry
 from tlhub.cache.key import problem_digest
@@ -24,7 +25,7 @@ from tlhub.lookup import Lookup, ask, event
 from tlhub.problem import generalise, signature
 from tlhub.resolve import Candidate, Resolution
 from tlhub.specs import Problem
-from tlhub.stores import backfill, layers
+from tlhub.stores import backfill, layers, user_store
 
 if TYPE_CHECKING:
     from tlhub.runtime.kernel import CompiledKernel
@@ -138,7 +139,9 @@ def prewarm(
     lookup = ask(load(), kernel, shape, dtype, device, arch, schedule, options)
     resolution = lookup.resolution()
     best = Resolution(resolution.candidates[:1], resolution.rejected)
-    found = _exact(lookup._replace(pin=None), best)
+    with stats.failures(store := user_store()):
+        found = _exact(lookup._replace(pin=None), best)
+    stats.found(store, found.origin, found.hit.entry.manifest)
     return found.hit.entry, found.origin
 
 
@@ -156,6 +159,9 @@ def binary(
     lookup = ask(load(), kernel, shape, dtype, device, arch, schedule, options)
     best = lookup.resolution().candidates[0]
     return problem_digest(generalise(lookup.problem, best.schedule.symbolic), lookup.place.arch)
+
+
+stats.counts_again(lambda: _asked.cache_info().hits)
 
 
 def forget() -> None:
@@ -180,7 +186,10 @@ def _lookup(
     key = (lookup.problem, lookup.place.arch, lookup.place.device, schedule)
     if key not in _served:
         recording.note(lookup.kernel, lookup.problem, lookup.place.arch, schedule)
-        _served[key] = _compiled(_obtain(lookup))
+        with stats.failures(store := user_store()):
+            found = _obtain(lookup)
+            _served[key] = _compiled(found)
+        stats.found(store, found.origin, found.hit.entry.manifest)
     return _served[key]
 
 

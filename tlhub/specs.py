@@ -181,7 +181,7 @@ class DeviceFacts:
 
 
 class Finding(NamedTuple):
-    """What a target found of something that it needs. ``ok``: it is of use; ``hint``: what to do where it is not."""
+    """What was found of something that is needed. ``ok``: it is of use; ``hint``: what to do where it is not."""
 
     name: str
     ok: bool

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from cache_help import until
 
+from tlhub.cache import locks
 from tlhub.cache.store import Store
 
 pytestmark = pytest.mark.light
@@ -56,15 +57,24 @@ def wait_for_it(store: Store, told: list[str], results: list[Any]) -> None:
         results.append(lock)
 
 
+def no_lock(*args: Any, **kwargs: Any) -> None:
+    raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+
 def test_a_lock_that_cannot_be_is_no_error(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    import filelock
-
-    def acquire(self: Any, timeout: float = -1, **kwargs: Any) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr(filelock.FileLock, "acquire", acquire)
+    monkeypatch.setattr("filelock.FileLock.acquire", no_lock)
     with store.lock("key") as lock:
         assert not lock and lock.holder is None
+
+
+def test_doctor_is_told_whether_there_are_locks(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.check()
+    folder = f"{store.root}/v1/.locks"
+    assert locks.check(folder).ok
+    with locks.keyed(folder, "doctor", 0.0, None, 0o600):
+        assert locks.check(folder).ok, "another doctor's"
+    monkeypatch.setattr("filelock.FileLock.acquire", no_lock)
+    assert not locks.check(folder).ok
 
 
 def test_an_error_under_the_lock_frees_it(store: Store) -> None:

@@ -126,12 +126,17 @@ def test_verify_finds_one_flipped_byte(tlhub, store):
     document = tlhub("cache", "verify", "--json")
     assert document.code == 1 and document.json["whole"] == 1
     assert [d["entry"] for d in document.json["damaged"]] == [str(library.parent.relative_to(store))]
-    # what verify's hint promises
-    assert "tlhub cache prune --stale" in outcome.stderr
-    chosen = tlhub("cache", "prune", "--stale", "--json").json["chosen"]
-    damaged = [c for c in chosen if c["reason"].startswith("damaged")]
+    plan = tlhub("cache", "prune", "--stale", "--dry-run", "--json").json["chosen"]
+    damaged = [c for c in plan if c["reason"].startswith("damaged")]
     assert [c["entry"] for c in damaged] == [str(library.parent.relative_to(store))]
-    assert tlhub("cache", "verify").code == 0
+    # what verify's hint promises
+    assert "tlhub cache verify --repair" in outcome.stderr
+    repaired = tlhub("cache", "verify", "--repair", "--json")
+    assert repaired.code == 0 and repaired.json["spared"] == [] and "1 entry moved to" in repaired.stderr
+    (moved,) = repaired.json["moved"]
+    assert moved["entry"] == damaged[0]["entry"] and os.path.isfile(f"{moved['to']}/kernel.so")
+    assert tlhub("cache", "verify").code == 0 and tlhub("cache", "verify", "--repair").code == 0
+    assert tlhub("cache", "ls", "--json").json["count"] == 1
 
 
 def test_a_folder_that_is_a_file(tlhub, tmp_path, monkeypatch):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from tlhub.cache import key, trust
 from tlhub.cache.entry import Damaged, Manifest, glance
+from tlhub.specs import Finding
 
 VERSION = f"v{key.FORMAT}"
 _DEPTH = 4  # arch, kernel, problem, build
@@ -38,6 +39,18 @@ def items(root: str, rule: trust.Policy, refused: str | None) -> Iterator[Item]:
     with contextlib.suppress(OSError):
         refused = refused or trust.refusal_of_folder(f"{root}/{VERSION}", os.lstat(f"{root}/{VERSION}"), rule)
         yield from _below(root, VERSION, _DEPTH, rule, refused)
+
+
+def check(listed: Sequence[Item]) -> Finding:
+    """Say how many of those *listed* are not served, and why the first is not, for ``tlhub doctor``."""
+    reasons = [item.reason for item in listed if item.reason]
+    text = f"{len(listed)} {'entry' if len(listed) == 1 else 'entries'}"
+    if not reasons:
+        return Finding("entries", True, text)
+    first, _, mend = reasons[0].partition(trust.MEND)
+    return Finding(
+        "entries", False, f"{text}, {len(reasons)} not served: {first}", mend or "tlhub cache verify --repair"
+    )
 
 
 def _below(root: str, below: str, depth: int, rule: trust.Policy, refused: str | None) -> Iterator[Item]:

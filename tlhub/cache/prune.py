@@ -7,19 +7,19 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 
 from tlhub import quantity
 from tlhub.cache import key, locks, trust
 from tlhub.cache.entry import MANIFEST, Damaged, Manifest
+from tlhub.cache.paths import descend, move
 from tlhub.cache.pins import pinned
-from tlhub.cache.store import LOCKS, STAGING, VERSION, Item, Store
+from tlhub.cache.store import DAMAGED, LOCKS, STAGING, VERSION, Item, Store
 from tlhub.errors import CacheError
 
 _DAY = 86400.0
-_BY_FD = os.rename in os.supports_dir_fd and os.unlink in os.supports_dir_fd
-_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+_MONTH = 30 * _DAY
 
 
 @dataclass(frozen=True)
@@ -173,17 +173,22 @@ def verify(store: Store) -> Verified:
     count = size = 0
     damaged: list[Item] = []
     for item in store.entries():
-        reason = item.reason
-        if reason is None:
-            try:
-                store.open(item).verify()
-            except Damaged as error:
-                reason = error.reason
+        reason = examine(store, item)
         if reason:
             damaged.append(item._replace(reason=reason))
         else:
             count, size = count + 1, size + item.size
     return Verified(count, size, tuple(damaged))
+
+
+def examine(store: Store, item: Item) -> str | None:
+    """Return why not every byte of *item* is as it was published, or None."""
+    if item.reason is None:
+        try:
+            store.open(item).verify()
+        except Damaged as error:
+            return error.reason
+    return item.reason
 
 
 def meant(item: Item, arch: str | None, kernel: str | None) -> bool:
@@ -201,7 +206,7 @@ def _remove(root: str, item: Item) -> str | None:
     if parts[0] != VERSION or not 2 <= len(parts) <= 5 or any(part in ("", ".", "..") for part in parts):
         return "it is not in the store"
     try:
-        with _descend(root, parts[:-1]) as (parent, at):
+        with descend(root, parts[:-1]) as (parent, at):
             name = parts[-1]
             info = os.lstat(name, dir_fd=at) if at is not None else os.lstat(f"{parent}/{name}")
             if not stat.S_ISDIR(info.st_mode):  # a link or a file where an entry should be: itself, never its target
@@ -210,7 +215,8 @@ def _remove(root: str, item: Item) -> str | None:
                 return "it is not an entry"
             else:
                 with locks.claim(f"{parent}/{name}/{MANIFEST}"):
-                    _take_away(root, parent, name, at)
+                    away = move(root, (parent, at), name, STAGING, f"gone-{os.urandom(6).hex()}")
+                shutil.rmtree(away, ignore_errors=True)  # by descriptors: it follows no link
     except locks.InUse:
         return "it is in use"
     except FileNotFoundError:
@@ -225,40 +231,13 @@ def _remove(root: str, item: Item) -> str | None:
     return None
 
 
-def _take_away(root: str, parent: str, name: str, at: int | None) -> None:
-    away = f"{root}/{STAGING}/gone-{os.urandom(6).hex()}"
-    with _descend(root, STAGING.split("/")) as (staging, there):
-        if at is not None:
-            os.rename(name, os.path.basename(away), src_dir_fd=at, dst_dir_fd=there)
-        else:
-            os.rename(f"{parent}/{name}", away)
-        shutil.rmtree(away, ignore_errors=True)  # by descriptors: it follows no link
-
-
-@contextlib.contextmanager
-def _descend(root: str, parts: list[str]) -> Iterator[tuple[str, int | None]]:
-    """Open the folder *parts* below *root*, one by one and following no link; give its path and descriptor."""
-    path = "/".join((root, *parts))
-    if not _BY_FD:
-        if os.path.realpath(path) != os.path.join(os.path.realpath(root), *parts):
-            raise OSError(f"a link is in the way: {path}")
-        yield path, None
-        return
-    fd = os.open(root, _FOLDER)
-    try:
-        for part in parts:
-            inner = os.open(part, _FOLDER, dir_fd=fd)
-            os.close(fd)
-            fd = inner
-        yield path, fd
-    finally:
-        os.close(fd)
-
-
 def _sweep(root: str) -> int:
-    """Remove staging folders and lock files of writers that are no more; return how many folders."""
+    """Remove staging folders and lock files of writers that are no more, and what was damaged a month ago.
+
+    Returns how many staging folders there were.
+    """
     count = 0
-    with contextlib.suppress(OSError), _descend(root, STAGING.split("/")) as (staging, _):
+    with contextlib.suppress(OSError), descend(root, STAGING.split("/")) as (staging, _):
         for name in os.listdir(staging):
             path = f"{staging}/{name}"
             with contextlib.suppress(OSError, locks.InUse):
@@ -270,7 +249,12 @@ def _sweep(root: str) -> int:
                         os.rename(path, gone := f"{staging}/gone-{os.urandom(6).hex()}")
                         shutil.rmtree(gone, ignore_errors=True)
                         count += 1
-    with contextlib.suppress(OSError), _descend(root, LOCKS.split("/")) as (folder, _):
+    with contextlib.suppress(OSError), descend(root, DAMAGED.split("/")) as (folder, _):
+        for name in os.listdir(folder):
+            with contextlib.suppress(OSError):
+                if time.time() - os.lstat(f"{folder}/{name}").st_ctime > _MONTH:  # when it was moved there
+                    shutil.rmtree(f"{folder}/{name}", ignore_errors=True)
+    with contextlib.suppress(OSError), descend(root, LOCKS.split("/")) as (folder, _):
         for name in os.listdir(folder):
             path = f"{folder}/{name}"
             with contextlib.suppress(OSError, locks.InUse):

@@ -3,6 +3,8 @@
     <root>/v1/<arch>/<kernel>/<problem digest>/<build digest>/entry.json, kernel.so, ...
     <root>/v1/.staging/   folders being written, one a writer, each locked by it
     <root>/v1/.locks/     locks of keys
+    <root>/v1/.damaged/   what repair moved away
+    <root>/v1/.pins/, .stats/, .tended   see the modules pins, stats and upkeep
 
 An entry appears whole, by one rename. What cannot be kept on disk is kept in memory, with one warning.
 """
@@ -24,10 +26,11 @@ from tlhub.cache.listing import VERSION, Item
 from tlhub.cache.staging import Staged
 from tlhub.errors import CacheError
 
-__all__ = ["LOCKS", "STAGING", "VERSION", "Found", "Item", "Skipped", "Staged", "Store"]
+__all__ = ["DAMAGED", "LOCKS", "STAGING", "VERSION", "Found", "Item", "Skipped", "Staged", "Store"]
 
 STAGING = f"{VERSION}/.staging"
 LOCKS = f"{VERSION}/.locks"
+DAMAGED = f"{VERSION}/.damaged"
 
 _DAY = 86400.0
 _TRIES = 4
@@ -284,6 +287,12 @@ class Store:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(path, self._mode())
         return self._walk(below)
+
+    def own(self, below: str) -> str | None:
+        """Return the path of a folder below the root, made where it is missing, or None where nothing can be kept."""
+        if self.root is None or not self.writable or self._prepare() or self.make(below)[1]:
+            return None
+        return f"{self.root}/{below}"
 
     def _mode(self) -> int:
         """Return the mode of new folders, before the umask: others write only where that is declared."""

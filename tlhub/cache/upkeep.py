@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 import warnings
+from collections.abc import Iterable
 
 from tlhub import quantity
 from tlhub.cache import pins, prune
-from tlhub.cache.listing import VERSION
+from tlhub.cache.listing import VERSION, Item
 from tlhub.cache.store import Store
 from tlhub.errors import ArgumentError
 from tlhub.specs import Finding
@@ -45,6 +47,12 @@ def published(store: Store, size: int) -> None:
     _published[root] = _published.get(root, 0) + size
     try:
         most = limit()
+    except ArgumentError as error:
+        most = USUAL
+        warnings.warn(
+            f"{error.message}: {quantity.size(USUAL)} it is\nhint: {error.hint}", RuntimeWarning, stacklevel=4
+        )
+    try:
         if _published[root] < most // _SHARE and not _due(f"{root}/{MARK}"):
             return
         with store.lock("upkeep", timeout=0) as lock:
@@ -52,8 +60,6 @@ def published(store: Store, size: int) -> None:
                 _published[root] = 0
                 _mark(f"{root}/{MARK}")
                 tend(store, most)
-    except ArgumentError as error:
-        warnings.warn(f"the cache is not kept small: {error}", RuntimeWarning, stacklevel=4)
     except OSError:  # what it would have removed stays for the next time
         pass
 
@@ -68,9 +74,12 @@ def tend(store: Store, most: int) -> prune.Removed:
     return prune.remove(store, plan)
 
 
-def check(store: Store) -> Finding:
-    """Say how full the store is, for ``tlhub doctor``. Raises ArgumentError."""
-    most, held = limit(), sum(item.size for item in store.entries())
+def check(items: Iterable[Item]) -> Finding:
+    """Say how full a store of *items* is, for ``tlhub doctor``."""
+    most = USUAL
+    with contextlib.suppress(ArgumentError):  # told where it was typed
+        most = limit()
+    held = sum(item.size for item in items)
     text = f"{quantity.size(held)} of at most {quantity.size(most)}"
     hint = None if held <= most else f"tlhub cache prune --max-size {most}"
     return Finding("cache size", hint is None, text if hint is None else f"{text}: builds will make room", hint)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import re
-import sys
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tlhub.cli import output
-from tlhub.cli.command import FOUND_PROBLEMS, Command, Group, json_option, words
+from tlhub.cli.command import Command, Group, json_option, words
 from tlhub.errors import ArgumentError, CacheError, UnknownName
 from tlhub.quantity import age, size
 
@@ -32,7 +31,8 @@ _COMMANDS = {
     "clear": "tlhub.cli.prune:clear",
     "pin": "tlhub.cli.prune:pin",
     "unpin": "tlhub.cli.prune:unpin",
-    "verify": "tlhub.cli.cache:verify",
+    "verify": "tlhub.cli.verify:verify",
+    "stats": "tlhub.cli.stats:stats",
     "export": "tlhub.cli.archive:export",
     "import": "tlhub.cli.archive:import_",
 }
@@ -131,28 +131,6 @@ def info(entry: str, as_json: bool) -> None:
     if item.reason:
         pairs.append(("not served", item.reason))
     output.fields(pairs)
-
-
-@click.command(cls=Command)
-@json_option
-def verify(as_json: bool) -> None:
-    """Read and hash every entry; exits with 1 where one is damaged."""
-    from tlhub.cache import prune
-
-    store = user_store()
-    items_of(store)
-    found = prune.verify(store)
-    if as_json:
-        damaged = [{"entry": i.folder, "size": i.size, "reason": i.reason} for i in found.damaged]
-        output.write_json({"path": store.root, "whole": found.count, "size": found.bytes, "damaged": damaged})
-    elif found.damaged:
-        rows = [(i.folder, size(i.size), i.reason) for i in found.damaged]
-        output.table(["entry", "size", "damage"], rows, right=["size"])
-    note = f"{count_entries(found.count)} whole, {size(found.bytes)} in {store.root}; {len(found.damaged)} damaged"
-    output.note(note)
-    if found.damaged:
-        output.note("hint: tlhub cache prune --stale removes what is damaged; it is never served")
-        sys.exit(FOUND_PROBLEMS)
 
 
 def full_arch(arch: str | None) -> str | None:
