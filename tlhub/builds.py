@@ -124,7 +124,7 @@ def _build(lookup: Lookup, problem: Problem, candidate: Candidate, wanted: Wante
                 **({"warnings": "\n".join(built.warnings)} if built.warnings else {}),
             },
         )
-        entry = store.publish(staged, manifest, built.members)
+        entry = store.publish(staged, manifest, built.members, own=True)
     spread(entry)
     return entry
 

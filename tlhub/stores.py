@@ -1,8 +1,9 @@
 """The stores of this process, from the environment, in the order in which a lookup asks them.
 
 ``TLHUB_STORES`` is a list of folders (separated like PATH), searched after the user's cache and not written to. A
-folder may be followed by ``?`` and what its policy is: ``/opt/kernels?shared&owner=build&match=exact``, and other than
-read alone: ``/mnt/kernels?write&backfill``.
+folder may be followed by ``?`` and its policy: ``/opt/kernels?shared&owner=build&match=exact&signed=require``, and
+other than read alone: ``/mnt/kernels?write&backfill``. A registry, ``oci://host:5000/kernels:tag?signed=require``,
+comes last, wherever it stands in the list; what follows one begins with ``/``, ``~``, ``.`` or ``oci://``.
 There is one Store for each setting: it remembers what it could only keep in memory, and that it warned.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import stat
 import sys
 import warnings
@@ -51,8 +53,9 @@ class Layer(NamedTuple):
 
 def layers(catalog: Catalog) -> tuple[Layer, ...]:
     """Return the layers in the order in which lookups ask them: the user's cache, the site folders of
-    ``TLHUB_STORES``, what plugins ship. Raises ArgumentError."""
-    return (Layer(user_store(), write=True), *site_layers(), *map(Layer, _prebuilt(catalog)))
+    ``TLHUB_STORES``, what plugins ship, the registries of ``TLHUB_STORES``. Raises ArgumentError."""
+    remote = (Layer(store, backfill=True) for store in remote_stores())
+    return (Layer(user_store(), write=True), *site_layers(), *map(Layer, _prebuilt(catalog)), *remote)
 
 
 def chain(
@@ -88,6 +91,11 @@ def site_layers() -> tuple[Layer, ...]:
 def site_stores() -> tuple[Store, ...]:
     """Return the stores that TLHUB_STORES names. Raises ArgumentError for an unknown word of policy."""
     return tuple(layer.store for layer in site_layers())
+
+
+def remote_stores() -> tuple[Store, ...]:
+    """Return the registries that TLHUB_STORES names; asks none. Raises ArgumentError."""
+    return _remotes(os.environ.get("TLHUB_STORES", ""))
 
 
 def backfill(hit: Hit) -> Hit:
@@ -169,7 +177,18 @@ def _user(named: str | None, base: str | None, home: str | None) -> Store:
 
 @functools.cache
 def _sites(text: str) -> tuple[Layer, ...]:
-    return tuple(_site(item) for item in text.split(os.pathsep) if item)
+    return tuple(_site(item) for item in _items(text) if not item.startswith("oci://"))
+
+
+@functools.cache
+def _remotes(text: str) -> tuple[Store, ...]:
+    return tuple(_remote(item) for item in _items(text) if item.startswith("oci://"))
+
+
+def _items(text: str) -> list[str]:
+    """Return the items of a list like PATH, in which a registry's own colons separate nothing."""
+    registry = r"oci://(?:(?!:(?:[/~.]|oci://)).)*" if os.pathsep == ":" else r"oci://[^;]*"
+    return re.findall(rf"{registry}|[^{os.pathsep}]+", text)
 
 
 def _match(text: str, where: str) -> str:
@@ -184,7 +203,7 @@ def _match(text: str, where: str) -> str:
 
 def _site(item: str) -> Layer:
     path, _, text = item.partition("?")
-    shared, owners, match = False, [], "revision"
+    shared, owners, match, signed = False, [], "revision", None
     access = {"read": True, "write": False, "backfill": False}
     for word, value in parse_qsl(text, keep_blank_values=True):
         if word == "shared" and not value:
@@ -195,14 +214,43 @@ def _site(item: str) -> Layer:
             access[word] = not value
         elif word == "match":
             match = _match(value, f"the match of {path!r} in TLHUB_STORES")
+        elif word == "signed":
+            signed = _signed(value, path)
         else:
             raise ArgumentError(
-                f"TLHUB_STORES says {word!r} of {path!r}; allowed are shared, owner=USER, match=KIND, write, backfill "
-                "and read=no",
+                f"TLHUB_STORES says {word!r} of {path!r}; allowed are shared, owner=USER, match=KIND, signed=POLICY, "
+                "write, backfill and read=no",
                 hint=f"export TLHUB_STORES='{path}?shared&owner=USER'",
             )
     root = os.path.abspath(os.path.expanduser(path))
-    return Layer(Store(path, root, "site", access["write"], shared, owners, match), **access)
+    return Layer(Store(path, root, "site", access["write"], shared, owners, match, signed), **access)
+
+
+def _remote(item: str) -> Store:
+    from tlhub.remote.reference import parse
+    from tlhub.remote.store import RemoteStore
+
+    place, _, text = item.partition("?")
+    plain, match, signed = False, "revision", None
+    for word, value in parse_qsl(text, keep_blank_values=True):
+        if word == "plain-http" and not value:
+            plain = True
+        elif word == "match":
+            match = _match(value, f"the match of {place!r} in TLHUB_STORES")
+        elif word == "signed":
+            signed = _signed(value, place)
+        else:
+            raise ArgumentError(
+                f"TLHUB_STORES says {word!r} of {place!r}; allowed are plain-http, match=KIND and signed=POLICY",
+                hint=f"export TLHUB_STORES='{place}?signed=require'",
+            )
+    return RemoteStore(parse(place, plain=plain), user_store, match, signed)
+
+
+def _signed(text: str, path: str) -> str:
+    from tlhub.cache.vouching import check_policy
+
+    return check_policy(text, f"the word signed of {path!r} in TLHUB_STORES")
 
 
 def _usual(base: str, home: str) -> str | None:

@@ -41,6 +41,13 @@ def test_what_the_policy_of_a_folder_says(
     assert (layer.store in stores.chain(catalog.load()).stores) == ("read" in access)
 
 
+def test_registries_come_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TLHUB_STORES", "oci://localhost:5000/kernels:tag:/opt/kernels")
+    order = [(layer.store.origin, layer.access) for layer in stores.layers(catalog.load())]
+    assert order[:2] == [("cache", ("read", "write")), ("site", ("read",))]
+    assert order[-1] == ("remote", ("read", "backfill"))
+
+
 def test_a_copy_is_the_entry(tmp_path: Path) -> None:
     entry = publish(Store("one", tmp_path / "one"))
     entry.prepare()

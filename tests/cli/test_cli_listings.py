@@ -13,7 +13,7 @@ import pytest
 pytestmark = pytest.mark.light
 
 COMMANDS = [("kernels",), ("kernels", "gemm"), ("schedules",), ("schedules", "gemm"), ("targets",), ("plugins",),
-            ("cache", "ls"), ("cache", "verify")]  # fmt: skip
+            ("cache", "ls"), ("cache", "verify"), ("trust", "ls")]  # fmt: skip
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)

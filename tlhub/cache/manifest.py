@@ -136,6 +136,11 @@ class Manifest:
     def glibc(self) -> str:
         return self.platform.get("glibc", "")
 
+    @functools.cached_property
+    def sha256(self) -> str:
+        """The SHA-256 of the bytes of ``entry.json``: what signatures and registries call the entry."""
+        return hashlib.sha256(self.to_bytes()).hexdigest()
+
     def with_members(self, members: Mapping[str, Member]) -> Manifest:
         return replace(self, members=dict(members))
 

@@ -57,7 +57,8 @@ class Store:
     ``origin``: what a hit here is called: cache, site, prebuilt or remote. ``match``: the loosest match that
     it serves: exact, compatible or revision. ``shared``: folders may be group-writable, and new ones follow
     the umask; a root that is setgid and group-writable says so by itself. ``owners``: users (ids or names)
-    whose entries are trusted besides one's own and root's.
+    whose entries are trusted besides one's own and root's. ``signed``: whether an entry wants the signature of a key
+    that the user trusts: off, warn or require; None is as TLHUB_SIGNED says.
     """
 
     def __init__(
@@ -69,8 +70,9 @@ class Store:
         shared: bool = False,
         owners: Iterable[int | str] = (),
         match: str = "revision",
+        signed: str | None = None,
     ) -> None:
-        self.name, self.origin, self.writable, self.match = name, origin, writable, match
+        self.name, self.origin, self.writable, self.match, self.signed = name, origin, writable, match, signed
         self.root = None if root is None else os.path.realpath(os.fspath(root))
         self.policy = trust.policy(shared, owners)
         self._kept: dict[str, list[Entry]] = {}
@@ -126,6 +128,23 @@ class Store:
         if below != key.parent(manifest.arch, manifest.kernel, manifest.problem_digest):
             raise Damaged("it is in the folder of another problem")
         return entry
+
+    def vouch(self, entry: Entry) -> None:
+        """Raise Damaged where the store wants a trusted signature of the entry and there is none, or warn of it."""
+        if self.wants_signatures and entry.published:  # what was never in a folder is this process's own
+            from tlhub.cache import vouching
+
+            vouching.check(entry, self.signed or vouching.policy(), self.signature)
+
+    @property
+    def wants_signatures(self) -> bool:
+        return (self.signed or os.environ.get("TLHUB_SIGNED") or "off") != "off"
+
+    def signature(self, digest: str, signer: str) -> bytes | None:
+        """Return the signature of a manifest by a key, not verified, or None. *signer*: the key's id."""
+        from tlhub.cache import signature
+
+        return None if self.root is None else signature.read(self.root, digest, signer)
 
     def forget(self) -> None:
         """Drop the entries that are kept in memory."""
@@ -216,8 +235,12 @@ class Store:
     def _staged(self) -> Staged:
         return staging.private(f"{self.root}/{STAGING}")
 
-    def publish(self, staged: Staged, manifest: Manifest, members: Sequence[str] | None = None) -> Entry:
+    def publish(
+        self, staged: Staged, manifest: Manifest, members: Sequence[str] | None = None, *, own: bool = False
+    ) -> Entry:
         """Make an entry of the files in *staged* (of all, or of *members*) and return it.
+
+        *own*: this process compiled it, so that it needs nobody's signature to be served to this user.
 
         Its bytes are in the Entry already. If another writer was first, the entry is that one's, if it
         verifies; a damaged one stays where it is, and the new one goes beside it. If the store takes
@@ -237,6 +260,10 @@ class Store:
             except OSError as error:  # full, read-only, stale, another device ...
                 reason = error.reason if isinstance(error, Damaged) else f"{self.root}: {error.strerror or error}"
         staged.discard()
+        if own and self.wants_signatures and entry is not None and entry.manifest is manifest:
+            from tlhub.cache import vouching
+
+            vouching.adopt(manifest)
         if entry is None:
             entry = Entry(None, manifest, self.name, held=data)
             self._kept.setdefault(manifest.problem_digest, []).append(entry)
@@ -327,9 +354,10 @@ class Store:
         return None
 
     def _winner(self, folder: str, rule: trust.Policy, manifest: Manifest) -> Entry | None:
-        """Return the entry that another writer put there, if it is whole and of the same build."""
+        """Return the entry that another writer put there, if it is whole, of the same build, and vouched for."""
         try:
             winner = Entry.open(folder, self.name, rule)
+            self.vouch(winner)
             winner.verify()
             winner.prepare()
         except Damaged:

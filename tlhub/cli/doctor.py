@@ -28,6 +28,8 @@ VARIABLES = (
     "TLHUB_PINS",
     "TLHUB_RECORD",
     "TLHUB_STORES",
+    "TLHUB_SIGNED",
+    "TLHUB_OFFLINE",
     "TLHUB_NUM_THREADS",
     "TLHUB_DISABLE_PLUGINS",
     "TLHUB_DEBUG",
@@ -223,6 +225,7 @@ def _environment() -> Iterable[Check]:
         "TLHUB_NUM_THREADS": _threads,
         "TLHUB_PINS": _pins,
         "TLHUB_STORES": _site_stores,
+        "TLHUB_SIGNED": _signatures,
         "TLHUB_DISABLE_PLUGINS": _disabled_plugins,
     }
     good: list[str] = []
@@ -292,8 +295,14 @@ def _threads() -> Iterable[Check]:
 
 
 def _site_stores() -> Iterable[Check]:
-    from tlhub.stores import site_stores
+    from tlhub.stores import remote_stores, site_stores
 
+    for store in remote_stores():
+        try:
+            store.check_readable()
+            yield Check("store", "ok", store.name)
+        except TlhubError as error:
+            yield Check("store", "warning", f"{store.name}: {_first_line(error)}", error.hint)
     for store in site_stores():
         root = str(store.root)
         if not os.path.lexists(root):
@@ -310,6 +319,13 @@ def _site_stores() -> Iterable[Check]:
             yield Check("store", "warning", text, f"TLHUB_CACHE_DIR={shlex.quote(root)} tlhub cache verify")
         else:
             yield Check("store", "ok", root)
+
+
+def _signatures() -> Iterable[Check]:
+    from tlhub.cache import keyring, vouching
+
+    if vouching.policy() != "off" and not keyring.trusted():
+        yield Check("signatures", "warning", "no key is trusted: no signature counts", "tlhub trust add NAME FILE")
 
 
 def _disabled_plugins() -> Iterable[Check]:
