@@ -14,16 +14,20 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-__all__ = ["explain", "get", "get_for", "set_num_threads"]
+__all__ = ["explain", "freeze", "get", "get_for", "record", "set_num_threads"]
 
 if TYPE_CHECKING:
+    from tlhub.builds import freeze
     from tlhub.hub import explain, get, get_for
+    from tlhub.recording import record
     from tlhub.runtime.threads import set_num_threads
 
 _HOME = {
     "explain": "tlhub.hub",
+    "freeze": "tlhub.builds",
     "get": "tlhub.hub",
     "get_for": "tlhub.hub",
+    "record": "tlhub.recording",
     "set_num_threads": "tlhub.runtime.threads",
 }
 

@@ -51,6 +51,12 @@ def locate(catalog: Catalog, device: Any = None, arch: str | None = None) -> Pla
     return _place(target, name, facts)
 
 
+def portable(place: Place) -> Place | None:
+    """Return the same device for code that is not for its arch alone, or None if its target has no such code."""
+    arch = place.target.portable(place.arch)
+    return _place(place.target, arch, replace(place.facts, shared_memory=place.shared_memory)) if arch else None
+
+
 def canonical_arch(catalog: Catalog, arch: str) -> tuple[Target, str]:
     """Return the target of *arch* and its one full name, ``native`` resolved. Raises UnknownName."""
     prefix, colon, rest = arch.partition(":")

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tlhub.devices import Place
-from tlhub.problem import default, input_dtypes
+from tlhub.problem import typed
 from tlhub.resolve import Resolution
 from tlhub.specs import Problem
 
 if TYPE_CHECKING:
     from tlhub.cache.chain import Hit, Nearest, Searched
+    from tlhub.stores import Layer
 
 
 _SHOWN = 6
@@ -22,15 +23,21 @@ _SHOWN = 6
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a lookup would do, and why: candidates, stores searched, and what comes of it."""
+    """What a lookup would do, and why: candidates, stores in order, what was searched, and what comes.
+
+    ``otherwise``: the same of code that is not for the arch alone, where stores have none for exactly it.
+    """
 
     problem: Problem
     place: Place
     resolution: Resolution
+    layers: Sequence[Layer]
     searched: Sequence[Searched]
     hit: Hit | None
     find_nearest: Callable[[], Nearest | None]
     compiling: bool
+    pin: str | None = None
+    otherwise: Explanation | None = None
 
     @functools.cached_property
     def nearest(self) -> Nearest | None:
@@ -38,13 +45,19 @@ class Explanation:
         return None if self.hit else self.find_nearest()
 
     @property
+    def served(self) -> Explanation | None:
+        """This, or ``otherwise``: the one whose hit serves; None where there is none, or a build comes first."""
+        builds = self.compiling and not self.pin and self.resolution.candidates
+        return self if self.hit else self.otherwise and self.otherwise.served if not builds else None
+
+    @property
     def outcome(self) -> str:
         """``served``, ``build``, ``not prebuilt`` or ``no schedule``."""
+        if self.served:
+            return "served"
         if not self.resolution.candidates:
             return "no schedule"
-        if self.hit:
-            return "served"
-        return "build" if self.compiling else "not prebuilt"
+        return "build" if self.compiling and not self.pin else "not prebuilt"
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -54,6 +67,10 @@ class Explanation:
             "model": self.place.facts.model,
             "candidates": [c.to_json() for c in self.resolution.candidates],
             "rejected": [r.to_json() for r in self.resolution.rejected],
+            "layers": [
+                {"store": a.store.name, "origin": a.store.origin, "folder": a.store.root, "access": list(a.access)}
+                for a in self.layers
+            ],
             "stores": [
                 {
                     "store": s.store,
@@ -81,6 +98,8 @@ class Explanation:
                 "entry": self.nearest.folder,
                 "differs": {name: {"has": a, "wanted": b} for name, (a, b) in self.nearest.differs.items()},
             },
+            "pin": self.pin,
+            "otherwise": self.otherwise and self.otherwise.to_json(),
             "outcome": self.outcome,
         }
 
@@ -93,11 +112,12 @@ class Explanation:
         lines += [f"  -  {r.schedule}: {r.reason}" for r in self.resolution.rejected]
         if not self.resolution.candidates and not self.resolution.rejected:
             lines.append("  none is installed for this kernel")
-        lines.append("stores:")
-        for s in self.searched:
-            dims = ", ".join(f"{n}={e}" for n, e in s.problem.dims)
-            lines.append(f"  {s.store} ({s.origin}), {s.schedule} for {dims}: {s.match or 'miss'}")
-            lines += [f"      {reason}" for reason in s.reasons]
+        lines.append("stores, in order:")
+        lines += [f"  {a.store.name} ({a.store.origin}; {', '.join(a.access)})" for a in self.layers]
+        lines.append(f"searched, for the build {self.pin} that TLHUB_PINS has:" if self.pin else "searched:")
+        lines += self._steps()
+        if self.otherwise:
+            lines += [f"searched, for {self.otherwise.place.arch}, where they have nothing:", *self.otherwise._steps()]
         if self.nearest and self.nearest.differs:
             differs = [f"{name} is {a!r}, wanted {b!r}" for name, (a, b) in self.nearest.differs.items()]
             more = f"; and {len(differs) - _SHOWN} more" if len(differs) > _SHOWN else ""
@@ -106,7 +126,17 @@ class Explanation:
         lines.append(f"outcome: {self._verdict()}")
         return "\n".join(lines)
 
+    def _steps(self) -> list[str]:
+        lines = []
+        for s in self.searched:
+            dims = ", ".join(f"{n}={e}" for n, e in s.problem.dims)
+            lines.append(f"  {s.store} ({s.origin}), {s.schedule} for {dims}: {s.match or 'miss'}")
+            lines += [f"      {reason}" for reason in s.reasons]
+        return lines or ["  none is asked: no schedule serves it"]
+
     def _verdict(self) -> str:
+        if self.served and not self.hit:
+            return f"{self.served._verdict()}\n  it is code for {self.served.place.arch}"
         if self.hit:
             served = f"served from {self.hit.store.name} ({self.hit.match} match): {self.hit.entry.folder or 'memory'}"
             if not self.hit.index:
@@ -117,7 +147,7 @@ class Explanation:
         return {
             "no schedule": "NoSchedule: no schedule serves it",
             "build": "the first candidate would be built",
-            "not prebuilt": "NotPrebuilt: TLHUB_COMPILE=never and no store has it",
+            "not prebuilt": f"NotPrebuilt: {'it is pinned' if self.pin else 'compiling is off'}, and no store has it",
         }[self.outcome]
 
 
@@ -141,14 +171,10 @@ def command(problem: Problem, place: Place, schedule: str | None = None) -> str:
     """Return the problem as the arguments of a ``tlhub`` command that works when pasted, without what is default."""
     from tlhub.catalog import load
 
-    kernel, extents = load().kernel(problem.kernel), problem.dim
-    defaults = {d.name: extents.get(str(d.default), d.default) for d in kernel.dims if d.default is not None}
-    shown = [(n, e) for n, e in problem.dims if n not in defaults or e != defaults[n]]
-    dims = ",".join(f"{n}={str(e).replace('?', 'n')}" for n, e in shown)
-    given = input_dtypes(kernel, problem.dtypes)
-    dtype = problem.dtype if len(set(given.values())) == 1 else ",".join(f"{n}={d}" for n, d in given.items())
-    usual = {o.name: default(o, problem.dtype) for o in kernel.options}
-    options = "".join(f" --option {n}={_word(v)}" for n, v in problem.options if v != usual[n])
+    extents, types, chosen = typed(load().kernel(problem.kernel), problem)
+    dims = ",".join(f"{n}={e}" for n, e in extents.items())
+    dtype = types if isinstance(types, str) else ",".join(f"{n}={d}" for n, d in types.items())
+    options = "".join(f" --option {n}={_word(v)}" for n, v in chosen.items())
     asked = f" --schedule {schedule}" if schedule else ""
     return f"{problem.kernel} {dims} --dtype {dtype}{options} --arch {place.arch}{asked}"
 

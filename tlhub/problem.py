@@ -68,6 +68,18 @@ def generalise(problem: Problem, symbolic: Iterable[str]) -> Problem:
     return Problem(problem.kernel, problem.revision, _canonical(dims), problem.dtypes, problem.options)
 
 
+def typed(kernel: Kernel, problem: Problem) -> tuple[dict[str, Extent], str | dict[str, str], dict[str, Value]]:
+    """Return the dims, dtype and options for which ``make`` gives *problem*, without what is default."""
+    extents = problem.dim
+    defaults = {d.name: extents.get(str(d.default), d.default) for d in kernel.dims if d.default is not None}
+    shown = [(n, e) for n, e in problem.dims if n not in defaults or e != defaults[n]]
+    dims = {n: e.replace("?", "n") if isinstance(e, str) else e for n, e in shown}
+    given = input_dtypes(kernel, problem.dtypes)
+    dtype = problem.dtype if len(set(given.values())) == 1 else given
+    usual = {o.name: default(o, problem.dtype) for o in kernel.options}
+    return dims, dtype, {n: v for n, v in problem.options if v != usual[n]}
+
+
 def serves(general: Problem, problem: Problem) -> bool:
     """Tell whether a binary made for *general* computes *problem*: some extents for its symbols fit."""
     if (general.kernel, general.revision, general.dtypes, general.options) != (

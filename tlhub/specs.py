@@ -181,7 +181,7 @@ class DeviceFacts:
 
 
 class Finding(NamedTuple):
-    """What a target found of something that it needs. ``ok``: it is of use; ``hint``: what to do where it is not."""
+    """What was found of something that is needed. ``ok``: it is of use; ``hint``: what to do where it is not."""
 
     name: str
     ok: bool
@@ -198,7 +198,9 @@ class Target:
     ``archs``: names worth listing; ``canonical(name)``: the one name of an arch (``native`` resolved), or
     None if there is none. ``devices()``: the devices that are here, found without initialising them.
     ``facts(arch)``: of a typical device. ``runs(arch, facts)``: None if that device runs code for *arch*,
-    else the reason. ``models``: facts of devices by model name, for ``--device NAME``.
+    else the reason. ``portable(arch)``: the arch of code that devices of *arch* run as well (PTX), sought in
+    stores where there is none for exactly theirs, or None. ``models``: facts of devices by model name, for
+    ``--device NAME``.
     ``device_type``: DLPack's number. ``assemble``: import path of the back end, called in a worker as
     ``assemble(program, problem, signature, folder, arch) -> tlhub.build.program.Assembled``; ``options(arch)``:
     what the front ends need to know of the arch (``kind``: TVM's name of the kind of target).
@@ -217,18 +219,31 @@ class Target:
     assemble: str
     options: Callable[[str], Mapping[str, str]] = lambda arch: {}
     models: Mapping[str, DeviceFacts] = field(default_factory=dict)
+    portable: Callable[[str], str | None] = lambda arch: None
     unsupported: Callable[[str], str | None] = lambda name: None
     absent: Callable[[], str | None] = lambda: None
     checks: Callable[[], Sequence[Finding]] = lambda: ()
     doc: str = ""
 
 
+class Need(NamedTuple):
+    """A range of versions of a distribution: from ``least`` to before ``below``."""
+
+    distribution: str
+    least: str
+    below: str
+
+
 @dataclass(frozen=True)
 class PrebuiltStore:
-    """A read-only folder of entries that a plugin ships. ``path`` is absolute."""
+    """A read-only folder of entries that a plugin ships. ``path`` is absolute.
+
+    ``needs``: the versions that its entries are for; beside any other, it serves nothing.
+    """
 
     name: str
     path: str
+    needs: tuple[Need, ...] = ()
 
 
 # -- what lookups pass around ----------------------------------------------------------------------

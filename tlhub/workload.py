@@ -1,4 +1,4 @@
-"""Workloads: lists of problems in TOML, for ``tlhub cache prewarm --from``.
+"""Workloads: lists of problems in TOML, for ``tlhub cache prewarm --from`` and its like.
 
 [[problem]]
 kernel = "gemm"
@@ -14,6 +14,8 @@ may be a table or a list of tables.
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shlex
 import sys
@@ -84,10 +86,12 @@ class Mistake:
 
 def read(path: str, catalog: Catalog) -> tuple[Item | Mistake, ...]:
     """Return the problems of the file *path*, one for each arch that a problem names, each checked against its
-    kernel's contract; what is wrong with one leaves the others alone.
+    kernel's contract; what is wrong with one leaves the others alone. Of a folder: those of its files ``*.toml``.
 
     Raises ArgumentError, which names the file, if it cannot be read or is no list of problems.
     """
+    if os.path.isdir(path) and (files := sorted(f for f in os.listdir(path) if f.endswith(".toml"))):
+        return tuple(item for file in files for item in read(os.path.join(path, file), catalog))
     try:
         with open(path, "rb") as file:
             text = file.read().decode()
@@ -128,6 +132,25 @@ def parse(text: str, path: str, catalog: Catalog) -> tuple[Item | Mistake, ...]:
         except TlhubError as error:
             found.append(Mistake(f"workload {path!r}, problem {number}", error))
     return tuple(found)
+
+
+def show(item: Item) -> str:
+    """Return the table that says *item*."""
+    given = {name: getattr(item, name) for name in _KINDS}
+    lines = [f"{name} = {_toml(value)}" for name, value in given.items() if value not in (None, {})]
+    return "\n".join(["[[problem]]", *lines]) + "\n"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{_key(name)} = {_toml(each)}" for name, each in value.items()) + " }"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_toml, value))}]"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _toml(name)
 
 
 def _items(table: dict[str, Any], catalog: Catalog) -> list[Item]:

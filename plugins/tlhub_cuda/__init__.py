@@ -23,6 +23,7 @@ TARGET = Target(
     runs=arch.runs,
     assemble="tlhub_cuda.backend:assemble",
     options=arch.options,
+    portable=arch.portable,
     models=device.MODELS,
     unsupported=device.unsupported,
     absent=device.absent,

@@ -68,6 +68,12 @@ def runs(arch: str, facts: DeviceFacts) -> str | None:
     return f"{arch} is for compute capability {which}, and {facts.model} has {_dotted(device.capability)}"
 
 
+def portable(arch: str) -> str | None:
+    """Return PTX for an arch of devices that run it, and None for itself."""
+    code = parse(arch)
+    return f"cuda:{PTX}" if code and not code.ptx and code.capability >= (8, 0) else None
+
+
 def unsupported(name: str) -> str | None:
     """Return why an arch that exists is none of the target's, or None where there is nothing to say of *name*."""
     code = parse(name)

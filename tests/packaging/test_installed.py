@@ -41,7 +41,7 @@ def test_import_starts_and_prints_nothing() -> None:
 
 def test_public_names_exist() -> None:
     code = "import tlhub; print(all(callable(getattr(tlhub, n)) for n in tlhub.__all__), sorted(tlhub.__all__))"
-    assert python(code) == "True ['explain', 'get', 'get_for', 'set_num_threads']\n"
+    assert python(code) == "True ['explain', 'freeze', 'get', 'get_for', 'record', 'set_num_threads']\n"
 
 
 def test_version_is_the_distribution_s() -> None:

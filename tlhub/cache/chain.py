@@ -157,13 +157,20 @@ class Chain:
     """Stores in the order in which they are searched.
 
     ``match``: the loosest match that serves, where the user said so; it takes the place of the plugins' wishes,
-    and a store may be stricter.
+    and a store may be stricter. ``veto``: why an entry must not serve though it could, or None.
     """
 
-    def __init__(self, stores: Sequence[Store], host: Host | None = None, match: str | None = None) -> None:
+    def __init__(
+        self,
+        stores: Sequence[Store],
+        host: Host | None = None,
+        match: str | None = None,
+        veto: Callable[[Manifest], str | None] = lambda manifest: None,
+    ) -> None:
         self.stores = tuple(stores)
         self.host = this_host() if host is None else host
         self.match = match
+        self.veto = veto
 
     def find(
         self, arch: str, wanted: Sequence[Wanted], *, here: bool = True
@@ -221,7 +228,7 @@ class Chain:
                 reason = _not_its_schedule(entry.manifest, want)
             else:
                 reason = refuse(entry.manifest, host) if host is not None else None
-                reason = reason or uncovered(entry.manifest, want.problems[0])
+                reason = reason or uncovered(entry.manifest, want.problems[0]) or self.veto(entry.manifest)
                 if reason is None and LOOSENESS[match] > LOOSENESS[loosest]:
                     reason = f"it is a {match} match, and only {loosest} ones serve"
             if reason is None and match is not None:

@@ -3,6 +3,8 @@
     <root>/v1/<arch>/<kernel>/<problem digest>/<build digest>/entry.json, kernel.so, ...
     <root>/v1/.staging/   folders being written, one a writer, each locked by it
     <root>/v1/.locks/     locks of keys
+    <root>/v1/.damaged/   what repair moved away
+    <root>/v1/.pins/, .stats/, .tended   see the modules pins, stats and upkeep
 
 An entry appears whole, by one rename. What cannot be kept on disk is kept in memory, with one warning.
 """
@@ -19,15 +21,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from tlhub.cache import key, listing, locks, staging, trust
-from tlhub.cache.entry import LARGEST_MANIFEST, LIBRARY, MANIFEST, Damaged, Entry, Folder, Manifest, Member
+from tlhub.cache.entry import LIBRARY, MANIFEST, Damaged, Entry, Manifest, Member
 from tlhub.cache.listing import VERSION, Item
 from tlhub.cache.staging import Staged
 from tlhub.errors import CacheError
 
-__all__ = ["LOCKS", "STAGING", "VERSION", "Found", "Item", "Skipped", "Staged", "Store"]
+__all__ = ["DAMAGED", "LOCKS", "STAGING", "VERSION", "Found", "Item", "Skipped", "Staged", "Store"]
 
 STAGING = f"{VERSION}/.staging"
 LOCKS = f"{VERSION}/.locks"
+DAMAGED = f"{VERSION}/.damaged"
 
 _DAY = 86400.0
 _TRIES = 4
@@ -93,7 +96,7 @@ class Store:
                 skipped.append(Skipped(folder, refused))
             for name in names:
                 try:
-                    entry = self._open(f"{folder}/{name}", rule)
+                    entry = Entry.open(f"{folder}/{name}", self.name, rule)
                     if entry.manifest.problem_digest != problem_digest:
                         raise Damaged("it is in the folder of another problem")
                     entries.append(entry)
@@ -104,7 +107,12 @@ class Store:
 
     def entries(self) -> Iterator[Item]:
         """Iterate over everything below the root that is, or stands where there should be, an entry."""
-        return iter(()) if self.root is None else listing.items(self.root, self.open)
+        if self.root is None:
+            return iter(())
+        try:
+            return listing.items(self.root, *self._walk(""))
+        except OSError:  # there is no root
+            return iter(())
 
     def open(self, item: Item) -> Entry:
         """Return the entry that *item* is. Raises Damaged."""
@@ -115,7 +123,7 @@ class Store:
             raise Damaged(f"{item.folder} cannot be read: {error.strerror}") from error
         if refused:
             raise Damaged(refused)
-        entry = self._open(f"{self.root}/{item.folder}", rule)
+        entry = Entry.open(f"{self.root}/{item.folder}", self.name, rule)
         manifest = entry.manifest
         if below != key.parent(manifest.arch, manifest.kernel, manifest.problem_digest):
             raise Damaged("it is in the folder of another problem")
@@ -180,17 +188,6 @@ class Store:
             path = f"{path}/{part}"
             refused = trust.refusal_of_folder(path, os.lstat(path), rule)
         return rule, refused
-
-    def _open(self, folder: str, rule: trust.Policy) -> Entry:
-        with Folder(folder) as opened:
-            refused = trust.refusal_of_folder(folder, opened.info(), rule)
-            if refused:
-                raise Damaged(refused)
-            data, info = opened.read(MANIFEST, LARGEST_MANIFEST, rule)
-        manifest = Manifest.parse(data)
-        if not os.path.basename(folder).startswith(manifest.build_digest[:16]):
-            raise Damaged("it is in the folder of another build")
-        return Entry(folder, manifest, self.name, policy=rule, used=info.st_mtime)
 
     def check_readable(self) -> None:
         """Raise CacheError, with the remedy, if the folder is missing or not to be trusted: nothing in it is served."""
@@ -276,6 +273,10 @@ class Store:
                 self._warned = True
                 warnings.warn(str(self.unkept), RuntimeWarning, stacklevel=2)
         entry.hold()
+        if entry.published:
+            from tlhub.cache import upkeep  # it needs this module
+
+            upkeep.published(self, sum(map(len, data.values())))
         return entry
 
     def lock(
@@ -314,6 +315,12 @@ class Store:
                 os.mkdir(path, self._mode())
         return self._walk(below)
 
+    def own(self, below: str) -> str | None:
+        """Return the path of a folder below the root, made where it is missing, or None where nothing can be kept."""
+        if self.root is None or not self.writable or self._prepare() or self.make(below)[1]:
+            return None
+        return f"{self.root}/{below}"
+
     def _mode(self) -> int:
         """Return the mode of new folders, before the umask: others write only where that is declared."""
         assert self.root is not None
@@ -349,7 +356,7 @@ class Store:
     def _winner(self, folder: str, rule: trust.Policy, manifest: Manifest) -> Entry | None:
         """Return the entry that another writer put there, if it is whole, of the same build, and vouched for."""
         try:
-            winner = self._open(folder, rule)
+            winner = Entry.open(folder, self.name, rule)
             self.vouch(winner)
             winner.verify()
             winner.prepare()

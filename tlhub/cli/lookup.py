@@ -68,13 +68,13 @@ Found = tuple["Problem", dict[str, Any]]
 
 
 def _served(explanation: Explanation) -> Found | None:
-    """Return what the store has for the lookup, or None."""
-    hit = explanation.hit
-    if hit is None:
+    """Return what the stores have for the lookup, or None."""
+    served = explanation.served
+    if served is None or served.hit is None:
         return None
-    candidate = explanation.resolution.candidates[hit.index]
-    config = dict(hit.entry.manifest.config)
-    place = {"arch": explanation.place.arch, "schedule": candidate.schedule.name, "config": config}
+    hit, config = served.hit, dict(served.hit.entry.manifest.config)
+    candidate = served.resolution.candidates[hit.index]
+    place = {"arch": served.place.arch, "schedule": candidate.schedule.name, "config": config}
     return explanation.problem, _document(explanation.problem, hit.entry, hit.origin, hit.match, **place)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
+import hashlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,15 +14,8 @@ from typing import Any
 import click
 
 from tlhub.cli import output
-from tlhub.cli.command import (
-    FOUND_PROBLEMS,
-    Command,
-    json_option,
-    message,
-    problem_arguments,
-    request,
-    show,
-)
+from tlhub.cli.command import FOUND_PROBLEMS, Command, json_option, message
+from tlhub.cli.problems import Asked, name_of, problems_arguments, requests_of, title_of
 from tlhub.errors import ArgumentError, CacheError, TlhubError, debugging
 from tlhub.workload import Mistake
 
@@ -48,16 +41,17 @@ class Outcome:
 
 
 @click.command(cls=Command)
-@problem_arguments(required=False)
-@click.option("--from", "workload", metavar="FILE", help="A workload.toml in place of one problem.")
+@problems_arguments
 @click.option("--jobs", "-j", type=click.IntRange(min=1), default=1, metavar="N", help="Builds at a time; default: 1.")
+@click.option("--rank", type=click.IntRange(min=0), metavar="I", help="Build only this process's part, from 0;")
+@click.option("--world", type=click.IntRange(min=1), metavar="N", help="of N such parts, which share nothing.")
 @json_option
-def prewarm(workload: str | None, jobs: int, as_json: bool, **typed: Any) -> None:
+def prewarm(workload: str | None, jobs: int, rank: int | None, world: int | None, as_json: bool, **typed: Any) -> None:
     """Build the kernels of a problem, or of a workload, before they are asked for.
 
     Exits with 1 if one failed, be it only that a problem of the workload is wrong; all others are built all the same.
     """
-    requests = _requests(workload, typed)
+    requests = _part(requests_of("cache prewarm", workload, typed), rank, world)
     with _progress(len(requests)) as progress:
         outcomes = run(requests, jobs, progress)
     count = {status: sum(o.status == status for o in outcomes) for status in ("built", "present", "failed")}
@@ -69,7 +63,7 @@ def prewarm(workload: str | None, jobs: int, as_json: bool, **typed: Any) -> Non
         sys.exit(FOUND_PROBLEMS)
 
 
-def run(requests: Sequence[dict[str, Any] | Mistake], jobs: int, progress: Progress) -> list[Outcome]:
+def run(requests: Sequence[Asked], jobs: int, progress: Progress) -> list[Outcome]:
     """Prewarm each of *requests*, *jobs* at a time, and return their outcomes in order."""
     from tlhub.build import pool as workers
 
@@ -88,13 +82,13 @@ def run(requests: Sequence[dict[str, Any] | Mistake], jobs: int, progress: Progr
     return [f.result() for f in futures]
 
 
-def _one(asked: dict[str, Any] | Mistake) -> Outcome:
+def _one(asked: Asked) -> Outcome:
     from tlhub import catalog, devices, hub, stores
 
     if isinstance(asked, Mistake):
         return Outcome(asked.where, None, "failed", 0.0, error=str(asked.error))
     started = time.monotonic()
-    title, arch = _title(asked), asked["arch"]
+    title, arch = title_of(asked), asked["arch"]
     try:
         arch = devices.locate(catalog.load(), asked.get("device"), arch).arch
         entry, origin = hub.prewarm(**asked)
@@ -109,49 +103,23 @@ def _one(asked: dict[str, Any] | Mistake) -> Outcome:
     return Outcome(title, arch, status, time.monotonic() - started, origin, entry.folder, entry.key)
 
 
-def _requests(workload: str | None, typed: dict[str, Any]) -> list[dict[str, Any] | Mistake]:
-    if workload is None:
-        if not typed["kernel"] or not typed["dims"]:
-            raise ArgumentError(
-                "prewarm needs a problem or a workload",
-                argument="kernel",
-                hint="tlhub cache prewarm --from workload.toml",
-            )
-        return [request(**typed)]
-    shown = {"kernel": "KERNEL", "dims": "DIMS", "dtype": "--dtype", "options": "--option"}
-    given = next((name for name in shown if typed[name]), None)
-    if given:
-        value = typed[given] if isinstance(typed[given], str) else " ".join(typed[given])
-        raise ArgumentError(
-            f"--from names the problems; {shown[given]} {value!r} is given too",
-            argument=given,
-            hint=f"tlhub cache prewarm --from {shlex.quote(workload)}",
-        )
-    from tlhub import catalog
-    from tlhub.devices import locate
-    from tlhub.workload import read
-
-    everywhere = {name: typed[name] for name in ("arch", "device")} if typed["arch"] or typed["device"] else {}
-    if everywhere:  # what is typed holds for all, and is wrong for all or none
-        locate(catalog.load(), typed["device"], typed["arch"])
-    if typed["schedule"]:
-        everywhere["schedule"] = typed["schedule"]
-    found: dict[str, dict[str, Any] | Mistake] = {}
-    for item in read(workload, catalog.load()):
-        asked = item if isinstance(item, Mistake) else {**item.request(), **everywhere}
-        found[str(asked) if isinstance(asked, Mistake) else repr(sorted(asked.items()))] = asked
-    return list(found.values())
+def _part(requests: list[Asked], rank: int | None, world: int | None) -> list[Asked]:
+    """Return the part of *requests* that is for *rank*: those of one binary, and each mistake, are for the same one."""
+    if rank is None and world is None:
+        return requests
+    if rank is None or world is None or rank >= world:
+        said = "--rank goes with --world" if rank is None or world is None else f"there is no rank {rank} of {world}"
+        raise ArgumentError(f"{said}: ranks are 0 to N - 1", argument="rank", hint="--rank 0 --world 4")
+    return [asked for asked in requests if int(_digest(asked), 16) % world == rank]
 
 
-def _title(asked: dict[str, Any]) -> str:
-    """Return the problem as it is typed, for people to tell one line from another."""
-    shape, dtype = asked["shape"], asked["dtype"]
-    dims = ",".join(f"{n}={e}" for n, e in shape.items()) if isinstance(shape, dict) else ",".join(map(str, shape))
-    types = ",".join(f"{n}={d}" for n, d in dtype.items()) if isinstance(dtype, dict) else dtype
-    known = ("kernel", "shape", "dtype", "arch", "device", "schedule")
-    options = [f"--option {name}={show(value)}" for name, value in asked.items() if name not in known]
-    arch = [f"--arch {asked['arch']}"] if asked.get("arch") else []
-    return " ".join([asked["kernel"], dims, "--dtype", types, *options, *arch])
+def _digest(asked: Asked) -> str:
+    from tlhub import hub
+
+    if not isinstance(asked, Mistake):
+        with contextlib.suppress(TlhubError):  # which is told by the rank that builds it
+            return hub.binary(**asked)
+    return hashlib.sha256(name_of(asked).encode()).hexdigest()
 
 
 @contextlib.contextmanager

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from tlhub.errors import ArgumentError, DeviceError, PluginError, suggest
-from tlhub.problem import default
-from tlhub.runtime import arrays, streams
+from tlhub.runtime import arrays, mistakes, streams
 from tlhub.runtime.arrays import MAKERS, WRITABLE
 from tlhub.specs import LIBRARY, Config, Kernel, Problem, Signature
 
 if TYPE_CHECKING:
     from tlhub.cache.entry import Entry
 
-_REFUSAL = re.compile(r"(?P<kernel>.+?): argument '(?P<argument>[^']*)': expected (?P<expected>.*), got (?P<got>.*)")
-_PROGRAM = "tlhub_program"
-"""What toolchain tvm names the program: it is in the message of every check that TVM put there."""
 _PARTS = ("float16", "float32", "float64")
 """The dtypes of a complex array's parts."""
-_COUNT = re.compile(r".+?: expected \d+ arguments \(.*\), got \d+")
 
 
 class CompiledKernel:
@@ -121,10 +114,10 @@ class CompiledKernel:
             except (ValueError, TypeError, OverflowError) as error:
                 # what it lacks may be scratch memory, which few calls need: that is asked for below
                 if self._single and (self._scratch is None or workspace is not None):
-                    raise self._explain(error, inputs) from None
+                    raise mistakes.of_call(self, error, inputs) from None
             except RuntimeError as error:
                 self._blame(inputs, [out])
-                raise self._failed(error) from None
+                raise mistakes.of_device(self, error) from None
         return self._call(inputs, out, workspace, scalars)
 
     def workspace(self, *inputs: Any, **scalars: Any) -> int:
@@ -137,9 +130,9 @@ class CompiledKernel:
             with streams.current(inputs[0]):
                 return int(self._scratch(*read, *self._written(results), None, *values))
         except (ValueError, TypeError, OverflowError) as error:
-            raise self._explain(error, inputs) from None
+            raise mistakes.of_call(self, error, inputs) from None
         except RuntimeError as error:
-            raise self._failed(error) from None
+            raise mistakes.of_device(self, error) from None
 
     def _call(self, inputs: tuple[Any, ...], out: Any, workspace: Any, scalars: Mapping[str, Any]) -> Any:
         """Run on arrays of any kind."""
@@ -152,10 +145,10 @@ class CompiledKernel:
                 except BufferError:  # a read-only NumPy array, say, of a type that may otherwise be handed over
                     room = self._run(inputs, self._readable(inputs), results, workspace, values)
             except (ValueError, TypeError, OverflowError) as error:
-                raise self._explain(error, inputs) from None
+                raise mistakes.of_call(self, error, inputs) from None
             except RuntimeError as error:
                 self._blame(inputs, results)
-                raise self._failed(error) from None
+                raise mistakes.of_device(self, error) from None
         done = tuple(f(x) if f else x for f, x in zip(finish, results, strict=True))
         del room  # not before: it is finishing that waits for the kernel, and JAX gives away memory that nobody holds
         return done[0] if self._single else done
@@ -166,7 +159,7 @@ class CompiledKernel:
         """Return the inputs as tvm-ffi takes them, the outputs, new ones unless given, and how to finish each."""
         sign = self.signature
         if len(inputs) != len(sign.inputs):
-            raise self._wrong_count(inputs)
+            raise mistakes.of_count(self, inputs)
         # where there are streams, a type that was handed over on a CPU says nothing of how it is on a GPU
         read = self._readable(inputs) if self._streams or not arrays.direct(inputs) else inputs
         if out is None:
@@ -228,7 +221,7 @@ class CompiledKernel:
         for name, value in scalars.items():
             position = self._position.get(name)
             if position is None:
-                raise self._unknown(name)
+                raise mistakes.of_scalar(self, name)
             values[position] = value
         return tuple(values)
 
@@ -262,91 +255,6 @@ class CompiledKernel:
             arrays.readable(x, t, self.kernel.name)
         for x, t in zip(results, self.signature.outputs, strict=False):
             arrays.writable(x, t, self.kernel.name)
-
-    # -- errors ------------------------------------------------------------------------------------
-
-    def _failed(self, error: RuntimeError) -> Exception:
-        """Return the DeviceError that the library's own word on the driver stands for, any other error as it is."""
-        line = str(error).strip().partition("\n")[0]
-        return DeviceError(line, hint="tlhub doctor") if line.startswith(f"{self.kernel.name}: ") else error
-
-    def _explain(self, error: Exception, inputs: tuple[Any, ...]) -> Exception:
-        """Return the ArgumentError that the library's own refusal stands for."""
-        if isinstance(error, ArgumentError):
-            return error
-        line = str(error).strip().partition("\n")[0]
-        match = _REFUSAL.fullmatch(line)
-        if match:
-            return self._refused(match["argument"], match["expected"], match["got"], inputs)
-        if _COUNT.fullmatch(line) or len(inputs) != len(self.signature.inputs):
-            return self._wrong_count(inputs)
-        if _PROGRAM in str(error):  # the shim let it pass: not the caller's fault
-            return PluginError(
-                f"{self.kernel.name}: the program of {self.schedule!r} refuses what the contract allows: {error}",
-                hint=f"tlhub schedules {self.kernel.name}",
-            )
-        told = line if line.startswith(f"{self.kernel.name}: ") else f"{self.kernel.name}: {line}"
-        return ArgumentError(told, hint=f"tlhub kernels {self.kernel.name}")
-
-    def _refused(self, argument: str, expected: str, got: str, inputs: tuple[Any, ...]) -> ArgumentError:
-        """Return the refusal of an argument with what to do about it."""
-        sign = self.signature
-        place, tensor = next(
-            ((i, t) for i, t in enumerate((*sign.inputs, *sign.outputs)) if t.name == argument), (0, None)
-        )
-        if tensor is None:
-            kind = next((s.kind for s in sign.scalars if s.name == argument), None)
-            hint = f"{argument}={kind}(...)" if kind else f"leave {argument}= away"
-            return arrays.refuse(self.kernel.name, argument, expected, got, hint)
-        if tensor.output:
-            other = expected.startswith(("shape", "dtype", "an array o"))
-            hint = arrays.NEW_OUTPUT if other else arrays.FRESH_OUTPUT
-        elif expected.startswith("dtype"):
-            hint = arrays.converted(inputs[place], tensor, got)
-        elif expected.startswith("shape"):
-            hint = self._other_get()
-        elif expected.startswith("an array of "):
-            hint = arrays.ASARRAY
-        elif expected.startswith("an array on"):
-            hint = arrays.elsewhere(inputs[place], argument, expected)
-        else:  # of other strides, or aligned
-            hint = arrays.copied(inputs[place], argument)
-        return arrays.refuse(self.kernel.name, tensor, expected, got, hint)
-
-    def _other_get(self) -> str:
-        """Return the call that makes a kernel for arrays of other shapes."""
-        usual = {o.name: default(o, self.problem.dtype) for o in self.kernel.options}
-        options = [f"{name}={value!r}" for name, value in self.problem.options if value != usual[name]]
-        words = [repr(self.kernel.name), *[t.name for t in self.signature.inputs], *options]
-        return f"tlhub.get_for({', '.join(words)})"
-
-    def _wrong_count(self, inputs: tuple[Any, ...]) -> ArgumentError:
-        names = [t.name for t in self.signature.inputs]
-        expected = f"{len(names)} inputs ({', '.join(names)})"
-        missing = names[len(inputs)] if len(inputs) < len(names) else None
-        return ArgumentError(
-            f"{self.kernel.name}: expected {expected}, got {len(inputs)}",
-            argument=missing,
-            expected=expected,
-            got=str(len(inputs)),
-            hint=f"kernel({', '.join(names)})" if missing else "outputs are passed as out=",
-        )
-
-    def _unknown(self, name: str) -> ArgumentError:
-        known = list(self._position)
-        inputs, outputs = ([t.name for t in side] for side in (self.signature.inputs, self.signature.outputs))
-        told = f"no scalar {name!r}; its scalars are {', '.join(known) or 'none'}"
-        if name in inputs:
-            told = f"{name!r} is an input, and was passed by name"
-            hint = f"inputs go by position: kernel({', '.join(inputs)})"
-        elif name in outputs:
-            told = f"{name!r} is an output, and was passed by name"
-            hint = f"outputs are passed as out=: kernel({', '.join(inputs)}, out={name})"
-        elif name in self.problem.option:
-            hint = f"{name} is an option of the lookup: tlhub.get({self.kernel.name!r}, ..., {name}=...)"
-        else:
-            hint = suggest(name, known, f"tlhub kernels {self.kernel.name}")
-        return ArgumentError(f"{self.kernel.name}: {told}", argument=name, hint=hint)
 
 
 def _plan(problem: Problem, signature: Signature) -> tuple[list[tuple[tuple[Any, ...], bool]], int | None, int]:

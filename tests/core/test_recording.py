@@ -1,0 +1,145 @@
+"""Recorded lookups: each once, read back as they were asked, whoever else writes to the same file."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tlhub
+from tlhub import catalog, recording
+from tlhub.errors import ArgumentError, NotPrebuilt
+from tlhub.problem import make
+from tlhub.workload import Item, read, show, tomllib
+
+pytestmark = pytest.mark.light
+
+ARCH = "cpu:x86-64-v3"
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch, cold_cache: str) -> None:
+    """Nothing was looked up before, and nothing is compiled."""
+    for name, value in (("_noted", {}), ("_pending", []), ("_destination", None)):
+        monkeypatch.setattr(recording, name, value)
+    monkeypatch.setenv("TLHUB_COMPILE", "never")
+
+
+def ask(*shape: int | str, dtype: str | dict[str, str] = "float32", arch: str = ARCH, **options: object) -> None:
+    with pytest.raises(NotPrebuilt):
+        tlhub.get("gemm", shape, dtype, arch=arch, **options)
+
+
+def recorded(path: Path) -> list[Item]:
+    found = read(str(path), catalog.load())
+    assert all(isinstance(item, Item) for item in found), found
+    return list(found)  # type: ignore[arg-type]
+
+
+def test_each_lookup_is_noted_once_as_it_was_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "workload.toml"
+    monkeypatch.setenv("TLHUB_RECORD", str(path))
+    for _ in range(2):
+        ask(64, 48, 32)
+        ask("M", 48, "M", dtype="float64", trans_b=True, schedule="cpu_blocked")
+    first, second = recorded(path)
+    assert first == Item("gemm", {"M": 64, "N": 48, "K": 32}, "float32", {}, ARCH, None)
+    assert second == Item("gemm", {"M": "n0", "N": 48, "K": "n0"}, "float64", {"trans_b": True}, ARCH, "cpu_blocked")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "shape", "dtype", "options"),
+    [
+        ("gemm", (2, 3, 4, 5), "float16", {"bias": True, "epilogue": "gelu", "out_dtype": "float32"}),
+        ("gemm", ("M", "N", "K"), {"a": "float8_e4m3fn", "b": "float8_e5m2"}, {}),
+        ("attention", {"B": "B", "S": "S", "H": 8, "H_kv": 2, "D": 64}, "float32", {"causal": True, "lse": True}),
+    ],
+)
+def test_what_is_written_is_the_same_problem(tmp_path, kernel, shape, dtype, options):
+    spec = catalog.load().kernel(kernel)
+    asked = make(spec, shape, dtype, options)
+    tlhub.record(tmp_path / "w.toml")
+    recording.note(spec, asked, ARCH, None)
+    (item,) = recorded(tmp_path / "w.toml")
+    assert make(spec, item.shape, item.dtype, item.options) == asked
+
+
+def test_lookups_before_the_recording_are_noted_and_none_after_it(tmp_path: Path) -> None:
+    ask(1, 2, 3)
+    tlhub.record(tmp_path / "w.toml")
+    ask(4, 5, 6)
+    tlhub.record(None)
+    ask(7, 8, 9)
+    assert [item.shape for item in recorded(tmp_path / "w.toml")] == [
+        {"M": 1, "N": 2, "K": 3},
+        {"M": 4, "N": 5, "K": 6},
+    ]
+    assert not [f for f in os.listdir(tmp_path) if "-" in f]  # no draft is left
+
+
+CHILD = """
+import sys, tlhub
+sys.stdin.read()  # until all have started
+for i in range(6):
+    for shape in ((i + 1, int(sys.argv[1]), 8), ("M", i, i)):
+        try:
+            tlhub.get("gemm", shape, "float32", arch="cpu:x86-64-v3")
+        except LookupError:
+            pass
+"""
+
+
+@pytest.mark.parametrize("name", ["workload.toml", "folder/"])
+def test_many_processes_record_to_one_place(tmp_path: Path, name: str) -> None:
+    environment = {**os.environ, "TLHUB_RECORD": f"{tmp_path}/{name}"}
+    held, gate = os.pipe()
+    commands = [[sys.executable, "-c", CHILD, str(100 + n)] for n in range(4)]
+    children = [subprocess.Popen(c, env=environment, stdin=held, stderr=subprocess.PIPE) for c in commands]
+    os.close(held)
+    os.close(gate)
+    said = [child.communicate(timeout=60)[1] for child in children]
+    assert [(c.returncode, text) for c, text in zip(children, said, strict=True)] == [(0, b"")] * 4
+    found = recorded(tmp_path / name)
+    wanted = {(i + 1, 100 + n, 8) for i in range(6) for n in range(4)} | {("n0", i, i) for i in range(6)}
+    assert {tuple(item.shape.values()) for item in found} == wanted
+    if name == "workload.toml":
+        assert len(found) == len(wanted)  # what several asked for stands there once
+
+
+def test_what_a_person_wrote_stays(tmp_path: Path) -> None:
+    path = tmp_path / "w.toml"
+    path.write_text('# mine\n[[problem]]\nkernel = "gemm"\nshape = [1, 2, 3]\ndtype = "float32"')
+    tlhub.record(path)
+    ask(1, 2, 3)
+    ask(1, 2, 3)
+    text = path.read_text()
+    assert text.startswith("# mine\n") and len(tomllib.loads(text)["problem"]) == 2
+
+
+def test_a_place_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ArgumentError, match="cannot record to .*(Not a directory|File exists)") as caught:
+        tlhub.record(tmp_path / "file" / "w.toml")
+    assert caught.value.argument == "path"
+    monkeypatch.setenv("TLHUB_RECORD", f"{tmp_path}/file/w.toml")
+    with pytest.warns(RuntimeWarning, match="not recorded in .*: (Not a directory|File exists)"):
+        ask(1, 2, 3)
+    (tmp_path / "file").unlink()
+    ask(4, 5, 6)
+    assert len(recorded(tmp_path / "file" / "w.toml")) == 2  # the one that could not be written, too
+
+
+def test_a_warm_lookup_notes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tlhub.record(tmp_path / "w.toml")
+    ask(1, 2, 3)
+    monkeypatch.setattr(recording, "_flush", None)
+    ask(1, 2, 3)
+
+
+def test_keys_and_texts_that_need_quotes(tmp_path: Path) -> None:
+    item = Item("gemm", {"M": 1, "N": 2, "K": 3}, "float32", {"odd name": 'a "b" \\ ü'}, "cpu:x86-64-v3")
+    table = tomllib.loads(show(item))["problem"][0]
+    assert table["options"] == item.options and table["shape"] == item.shape

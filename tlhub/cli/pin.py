@@ -1,0 +1,53 @@
+"""``pin``: write down which builds a job uses, for all of its ranks."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from tlhub.cli import output
+from tlhub.cli.check import driver_option, look
+from tlhub.cli.command import FOUND_PROBLEMS, Command
+from tlhub.cli.problems import problems_arguments, requests_of
+from tlhub.errors import ArgumentError
+
+
+@click.command(cls=Command)
+@problems_arguments
+@driver_option
+@click.option("--to", "path", metavar="FILE", help="Write FILE instead of stdout.")
+def pin(workload: str | None, driver: int, path: str | None, **typed: Any) -> None:
+    """Choose a build for each problem, and write the choices down for TLHUB_PINS.
+
+    Exits with 1, and writes nothing, if the stores here lack one.
+    """
+    import json
+
+    from tlhub import files, pins
+
+    found, missing = [], 0
+    for asked in requests_of("pin", workload, typed):
+        told, answer = look(asked, driver, pinned=False)
+        if told is None or not answer.covered:
+            missing += 1
+            output.note(f"missing: {answer.problem}: {'; '.join(answer.why)}")
+        else:
+            assert answer.key and answer.schedule
+            wanted = asked["schedule"] if isinstance(asked, dict) else None
+            found.append(pins.Pin(told.problem, told.place.arch, wanted, answer.key, answer.schedule))
+    if missing:
+        output.note(f"nothing is pinned: {missing} missing\nhint: tlhub cache prewarm builds them")
+        sys.exit(FOUND_PROBLEMS)
+    document = pins.show(found)
+    if path is None:
+        output.write_json(document)
+        return
+    try:
+        files.write_whole(path, json.dumps(document, indent=2) + "\n")
+    except OSError as error:
+        raise ArgumentError(
+            f"{path!r} cannot be written: {error.strerror}", argument="to", hint="--to pins.json"
+        ) from error
+    output.note(f"{len(found)} pinned in {path}")
