@@ -87,7 +87,7 @@ def entry_tar(**changes: bytes) -> bytes:
     names = {"entryjson": "entry.json", **{n.replace(".", ""): n for n in MEMBERS}}
     folder = archive.folder_of(manifest)
     return b"".join(
-        archive._header(f"{folder}/{names.get(name, name)}", len(data)) + data + bytes(-len(data) % 512)
+        archive.header(f"{folder}/{names.get(name, name)}", len(data)) + data + bytes(-len(data) % 512)
         for name, data in files.items()
     )
 
@@ -112,10 +112,10 @@ HOSTILE = {
     "long name": form(b"L", "././@LongLink", size=10),
     "extended header": form(b"x", size=20),
     "no header": b"\1" * 512,
-    "huge manifest": archive._header("v1/a/b/c/d/entry.json", 1 << 30),
-    "no manifest": archive._header("v1/a/b/c/d/kernel.so", 0),
+    "huge manifest": archive.header("v1/a/b/c/d/entry.json", 1 << 30),
+    "no manifest": archive.header("v1/a/b/c/d/kernel.so", 0),
     "twice": SOUND + SOUND,
-    "unknown member": SOUND + archive._header("v1/a/b/c/d/other.so", 0),
+    "unknown member": SOUND + archive.header("v1/a/b/c/d/other.so", 0),
     "altered member": entry_tar(kernelso=MEMBERS["kernel.so"][::-1]),
     "short member": entry_tar(kernelso=MEMBERS["kernel.so"][:-1]),
     "another's manifest": entry_tar(entryjson=b"{}"),
@@ -170,7 +170,7 @@ def test_an_empty_archive_is_sound(lab: Lab) -> None:
 def test_zeros_that_expand_without_end_are_not_read(lab: Lab) -> None:
     """100 GB of zeros in a few bytes a frame: refused at the first block that is none of an entry."""
     frame = zstd.compress(bytes(1 << 26))
-    head = archive._header("v1/a/b/c/d/entry.json", (1 << 33) - 1)
+    head = archive.header("v1/a/b/c/d/entry.json", (1 << 33) - 1)
     assert not lab.feed(zstd.compress(head) + frame * 1500)
 
 
@@ -224,7 +224,7 @@ def test_a_manifest_with_paths_for_members_never_reaches_the_disk(lab: Lab) -> N
     evil = make_manifest(dataclasses.replace(PROBLEM, kernel="../../up"))
     evil = evil.with_members({"../../escaped": Member.of(b"x"), "kernel.so": Member.of(b"x")})
     data = evil.to_bytes()
-    tar = archive._header(f"{archive.folder_of(evil)}/entry.json", len(data)) + data + bytes(-len(data) % 512)
+    tar = archive.header(f"{archive.folder_of(evil)}/entry.json", len(data)) + data + bytes(-len(data) % 512)
     assert not lab.feed(zstd.compress(tar + END))
 
 

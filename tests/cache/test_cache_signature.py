@@ -14,9 +14,11 @@ from cache_help import ARCH, PROBLEM, lookup, make_manifest, publish
 
 from tlhub.cache import home, keyring, signature, vouching
 from tlhub.cache.chain import Chain, Wanted
+from tlhub.cache.copying import copy
 from tlhub.cache.entry import MANIFEST, Entry
 from tlhub.cache.store import Store
 from tlhub.errors import ArgumentError, CacheError, UnknownName
+from tlhub.stores import prebuilt_store
 
 
 @pytest.fixture(autouse=True)
@@ -287,6 +289,21 @@ def test_a_private_key_that_others_can_read_signs_nothing() -> None:
     Path(private).write_bytes(b"no key")
     with pytest.raises(ArgumentError, match="cannot be read"):
         keyring.signer("alice")
+
+
+def test_a_copy_is_signed_as_its_original_is(strict: Store, tmp_path: Path) -> None:
+    entry = publish(strict)
+    sign(strict, entry, trust_new())
+    other = Store("other", tmp_path / "other", signed="require")
+    assert copy(entry, other) is not None
+    assert find(other) == (True, "")
+    assert set(signature.find(str(other.root), entry.manifest.sha256)) == set(keyring.trusted())
+
+
+def test_what_a_package_brings_needs_no_signature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(Store("made", tmp_path / "root"))
+    monkeypatch.setenv("TLHUB_SIGNED", "require")
+    assert find(prebuilt_store("shipped", str(tmp_path / "root")))[0]
 
 
 def test_signatures_are_no_entries(strict: Store) -> None:

@@ -72,7 +72,7 @@ def pack(entries: Iterable[Entry], path: str) -> Packed:
         with _replacing(path) as file, zstd.open(file, "wb", level=LEVEL) as stream:
             for folder in sorted(chosen):
                 for name, data in _files(chosen[folder]).items():
-                    stream.write(_header(f"{folder}/{name}", len(data)))
+                    stream.write(header(f"{folder}/{name}", len(data)))
                     stream.write(data)
                     stream.write(bytes(-len(data) % _BLOCK))
             stream.write(_END)
@@ -176,7 +176,7 @@ def _named(block: bytes) -> tuple[str, int]:
     """Return name and size of the one kind of header that there is: any other form of it is refused."""
     try:
         found = tarfile.TarInfo.frombuf(block, "ascii", "strict")
-        if block == _header(found.name, found.size):
+        if block == header(found.name, found.size):
             return found.name, found.size
     except (tarfile.TarError, ValueError, OverflowError) as error:
         raise Refused(f"it has a header that is none: {error}") from error
@@ -184,7 +184,8 @@ def _named(block: bytes) -> tuple[str, int]:
     raise Refused(f"it holds the {what} {found.name!r}")
 
 
-def _header(name: str, size: int) -> bytes:
+def header(name: str, size: int) -> bytes:
+    """Return what stands in a tar before a file of *size* bytes."""
     info = tarfile.TarInfo(name)
     info.size = size
     return info.tobuf(tarfile.USTAR_FORMAT, "ascii", "strict")

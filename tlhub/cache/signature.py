@@ -17,7 +17,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from tlhub.cache import home, key, trust
-from tlhub.cache.entry import Damaged, Folder, Manifest
+from tlhub.cache.entry import Damaged, Entry, Folder, Manifest
 from tlhub.errors import ArgumentError, CacheError
 
 if TYPE_CHECKING:
@@ -163,6 +163,14 @@ def find(root: str, manifest_digest: str) -> dict[str, bytes]:
         return {}
     signers = [found[2] for n in sorted(names) if (found := NAME.fullmatch(n))]
     return {s: data for s in signers if (data := read(root, manifest_digest, s)) is not None}
+
+
+def carry(entry: Entry, store: Store) -> None:
+    """Put the signatures that lie beside *entry* into *store* too. Raises CacheError."""
+    if entry.folder is not None:
+        root = entry.folder.rsplit("/", 5)[0]
+        for signer, signature in find(root, entry.manifest.sha256).items():
+            write(store, entry.manifest.sha256, signer, signature)
 
 
 def write(store: Store, manifest_digest: str, signer: str, signature: bytes) -> None:

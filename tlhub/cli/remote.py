@@ -140,14 +140,15 @@ def ls(
 @json_option
 def verify(place: str, plain_http: bool, as_json: bool) -> None:
     """Read and hash everything that PLACE has; exits with 1 where something is altered."""
-    from tlhub.remote import layer, reading
+    from tlhub.cache.archive import folder_of
+    from tlhub.remote import reading
 
     registry = _registry(place, plain_http)
     digest, shelves = reading.shelves(registry)
     wrong = []
     for shelf in shelves:
         for row, why in reading.verify(registry, shelf):
-            wrong.append((layer.folder(row.manifest) if row else shelf.layer.digest, why))
+            wrong.append((folder_of(row.manifest) if row else shelf.layer.digest, why))
     count = sum(len(shelf.front.rows) for shelf in shelves)
     if as_json:
         damaged = [{"entry": where, "reason": why} for where, why in wrong]

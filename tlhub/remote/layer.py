@@ -15,7 +15,8 @@ import tarfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from tlhub.cache import key, signature
+from tlhub.cache import signature
+from tlhub.cache.archive import folder_of, header
 from tlhub.cache.manifest import LARGEST_MANIFEST, MANIFEST, Damaged, Manifest
 
 LARGEST_FRONT = 256 << 20
@@ -53,8 +54,8 @@ class Front:
 
 def plan(manifests: Iterable[Manifest], signatures: Mapping[tuple[str, str], bytes]) -> tuple[bytes, Front]:
     """Return the bytes of the front, and where the members have to be put behind it."""
-    ordered = sorted(manifests, key=folder)
-    files = [(f"{folder(m)}/{MANIFEST}", m.to_bytes()) for m in ordered]
+    ordered = sorted(manifests, key=folder_of)
+    files = [(f"{folder_of(m)}/{MANIFEST}", m.to_bytes()) for m in ordered]
     for (digest, signer), data in sorted(signatures.items()):
         files.append((f"{signature.SIGNATURES}/{signature.file_name(digest, signer)}", signature.to_text(data)))
     front = b"".join(header(name, len(data)) + padded(data) for name, data in files)
@@ -71,7 +72,7 @@ def read(data: bytes, arch: str) -> Front:
         position += _BLOCK + len(padded(content))
         if name.endswith(f"/{MANIFEST}"):
             manifest = Manifest.parse(content)
-            if manifest.arch != arch or name != f"{folder(manifest)}/{MANIFEST}":
+            if manifest.arch != arch or name != f"{folder_of(manifest)}/{MANIFEST}":
                 raise Damaged(f"{name!r} is out of place in a layer for {arch}")
             manifests.append(manifest)
         else:
@@ -79,7 +80,7 @@ def read(data: bytes, arch: str) -> Front:
             if signed is None or found is None:
                 raise Damaged(f"{name!r} is neither a manifest nor a signature")
             signatures[signed[1], signed[2]] = found
-    folders = [folder(m) for m in manifests]
+    folders = [folder_of(m) for m in manifests]
     if folders != sorted(set(folders)):
         raise Damaged("its entries are not in order")
     front = Front(tuple(_placed(manifests, len(data))), signatures, len(data))
@@ -88,28 +89,16 @@ def read(data: bytes, arch: str) -> Front:
     return front
 
 
-def header(name: str, size: int) -> bytes:
-    """Return what stands in the tar before a file of *size* bytes."""
-    info = tarfile.TarInfo(name)
-    info.size = size
-    return info.tobuf(tarfile.USTAR_FORMAT, "ascii", "strict")
-
-
 def padded(data: bytes) -> bytes:
     return data + bytes(-len(data) % _BLOCK)
 
 
 def member_header(row: Row, name: str) -> bytes:
-    return header(f"{folder(row.manifest)}/{name}", row.manifest.members[name].size)
+    return header(f"{folder_of(row.manifest)}/{name}", row.manifest.members[name].size)
 
 
 def sha256(data: bytes) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
-
-
-def folder(manifest: Manifest) -> str:
-    """Return where an entry lies in any store, below its root."""
-    return key.folder(manifest.arch, manifest.kernel, manifest.problem_digest, manifest.build_digest)
 
 
 def _placed(manifests: Iterable[Manifest], start: int) -> Iterator[Row]:

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from tlhub.cache import vouching
+from tlhub.cache.archive import folder_of
 from tlhub.cache.entry import Damaged, Entry
 from tlhub.cache.store import Found, Item, Skipped, Store
 from tlhub.errors import CacheError
-from tlhub.remote import layer, reading, sync
+from tlhub.remote import reading, sync
 from tlhub.remote.artifact import Layer
 from tlhub.remote.layer import Row
 from tlhub.remote.reading import Shelf
@@ -54,7 +55,7 @@ class RemoteStore(Store):
         for known in self._archs.values():
             for _, row in (pair for found in known.rows.values() for pair in found):
                 files = len(row.manifest.members) + 1
-                yield Item(layer.folder(row.manifest), row.manifest, None, row.end - row.start, files, 0.0)
+                yield Item(folder_of(row.manifest), row.manifest, None, row.end - row.start, files, 0.0)
 
     def vouch(self, entry: Entry) -> None:
         if self.wants_signatures and not entry.published:
