@@ -91,13 +91,14 @@ def test_what_is_typed_wrong(tlhub, wrong, cold_cache, people, tmp_path):
     assert missing.code == 1 and "missing" in missing.stderr and "Traceback" not in missing.stderr
 
 
-def test_doctor_says_that_no_signature_counts(tlhub, people, monkeypatch):
+def test_doctor_says_that_no_signature_counts(people, monkeypatch):
+    from tlhub.cli.doctor import _environment
+
     monkeypatch.setenv("TLHUB_SIGNED", "require")
-    checks = {c["name"]: c for c in tlhub("doctor", "--json").json["checks"]}
-    assert checks["signatures"]["state"] == "warning" and checks["signatures"]["hint"].startswith("tlhub trust add")
+    (warning,) = [c for c in _environment() if c.name == "signatures"]
+    assert warning.state == "warning" and warning.hint == "tlhub trust add NAME FILE"
     monkeypatch.setenv("TLHUB_SIGNED", "maybe")
-    failed = [c for c in tlhub("doctor", "--json").json["checks"] if c["state"] == "failed"]
-    assert any("TLHUB_SIGNED is 'maybe'" in c["detail"] for c in failed)
+    assert any(c.state == "failed" and "TLHUB_SIGNED is 'maybe'" in c.detail for c in _environment())
 
 
 @pytest.mark.light
