@@ -144,6 +144,16 @@ def test_upkeep_is_once_a_day_or_after_much_was_published(store: Store, monkeypa
     assert len(tended) == 3
 
 
+def test_a_sites_folder_is_pruned_by_its_keeper_alone(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(store, 2)
+    monkeypatch.setenv("TLHUB_CACHE_SIZE", "1")
+    passed(store, 2)
+    publish(Store("site", str(store.root), origin="site"), make_manifest(config={"n": 2}))
+    assert configs(store) == [0, 1, 2]
+    publish(store, make_manifest(config={"n": 3}))
+    assert configs(store) == [3]
+
+
 def test_one_process_at_a_time_looks_after_a_store(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     tended: list[Store] = []
     monkeypatch.setattr(upkeep, "tend", lambda store, most: tended.append(store))

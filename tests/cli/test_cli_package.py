@@ -113,7 +113,8 @@ def test_it_serves_with_no_compiler_and_is_not_written_to(unpacked, tmp_path):
     before = sorted(folder.rglob("*"))
     done = python("-c", SERVE)
     assert done.stdout == "prebuilt\n", done.stderr
-    assert sorted(folder.rglob("*")) == before and not (tmp_path / "cold").exists()
+    assert sorted(folder.rglob("*")) == before
+    assert list((tmp_path / "cold").rglob("kernel.so")) == []  # a count of hits is all that there may be
 
 
 def test_beside_another_version_it_serves_nothing_and_says_why(unpacked):

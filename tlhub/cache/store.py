@@ -273,7 +273,7 @@ class Store:
                 self._warned = True
                 warnings.warn(str(self.unkept), RuntimeWarning, stacklevel=2)
         entry.hold()
-        if entry.published:
+        if entry.published and self.origin == "cache":  # a site's folder is for whoever keeps it to prune
             from tlhub.cache import upkeep  # it needs this module
 
             upkeep.published(self, sum(map(len, data.values())))
