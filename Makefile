@@ -7,15 +7,18 @@ CC_HERE := $(shell command -v $${CC:-cc} || command -v gcc || command -v clang)
 EXTRAS := tvm$(if $(CC_HERE),,,cc)
 NVCC_HERE := $(wildcard $(CUDA_HOME)/bin/nvcc $(CUDA_PATH)/bin/nvcc)$(shell command -v nvcc)
 TEST_EXTRAS := $(EXTRAS)$(if $(NVCC_HERE),,,nvcc)
+WORKLOADS := registry/tlhub_registry/workloads
+PACKAGE := tlhub package build --into build/prebuilt --jobs 2
 SOURCES := pyproject.toml README.md $(shell find tlhub plugins registry -type f -not -path '*/__pycache__/*' -not -name '.*')
 
-.PHONY: help demo test test-all lint format bench clean
+.PHONY: help demo test test-all lint format bench prebuilt clean
 
 help:
 	@echo "make demo      compile a matrix product, check it, and time it against this machine's library"
 	@echo "make test      lint, types, layers and tests, also against the built wheel"
 	@echo "make test-all  the same with the long tests"
 	@echo "make lint      lint, types and layers alone;  make format mends what can be mended"
+	@echo "make prebuilt  wheels of binaries, for CPUs and for compute capability 9.0, in build/prebuilt"
 	@echo "make bench     the measurements of docs/performance.md"
 	@echo "make clean     remove what these targets made"
 
@@ -25,7 +28,7 @@ demo: .venv/.demo
 test: .venv/.test .venv-wheel/.ready .venv-tvm/.ready
 	@.venv/bin/python tests/run.py $(if $(CI),--no-skips)
 
-test-all: .venv/.test .venv-wheel/.ready .venv-tvm/.ready
+test-all: .venv/.test .venv-wheel/.ready .venv-tvm/.ready prebuilt
 	@.venv/bin/python tests/run.py --slow $(if $(CI),--no-skips)
 
 lint: .venv/.test
@@ -37,6 +40,13 @@ format: .venv/.test
 
 bench: .venv/.test
 	for script in benchmarks/*.py; do .venv/bin/python "$$script"; done
+
+# TLHUB_MATCH: what older sources gave is built anew
+prebuilt: export TLHUB_CACHE_DIR := build/prebuilt/cache
+prebuilt: export TLHUB_MATCH := compatible
+prebuilt: .venv/.test
+	.venv/bin/$(PACKAGE) --from $(WORKLOADS)/cpu.toml --arch cpu:x86-64-v3 --arch cpu:x86-64-v4
+	.venv/bin/$(PACKAGE) --from $(WORKLOADS)/prebuilt/sm90a.toml
 
 clean:
 	rm -rf .venv .venv-wheel .venv-tvm build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
@@ -70,6 +80,6 @@ build/wheels/.built: $(SOURCES) | .venv/bin/python
 
 # the wheel with the newest TVM
 .venv-tvm/.ready: build/wheels/.built | .venv-tvm/bin/python
-	.venv-tvm/bin/$(PIP) "$$(echo build/wheels/tlhub_core-*.whl)[$(TEST_EXTRAS),testing]" 'apache-tvm==0.27.*' pytest-xdist
+	.venv-tvm/bin/$(PIP) "$$(echo build/wheels/tlhub_core-*.whl)[$(TEST_EXTRAS),package,testing]" 'apache-tvm==0.27.*' pytest-xdist
 	.venv-tvm/bin/$(PIP) --force-reinstall --no-deps build/wheels/tlhub_core-*.whl
 	@touch $@

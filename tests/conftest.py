@@ -22,7 +22,10 @@ def _environment(monkeypatch: pytest.MonkeyPatch, shared_cache: str) -> None:
         "TLHUB_PINS",
         "TLHUB_RECORD",
         "TLHUB_STORES",
+        "TLHUB_SIGNED",
+        "TLHUB_OFFLINE",
         "TLHUB_DISABLE_PLUGINS",
+        "TLHUB_CACHE_SIZE",
         "TLHUB_DEBUG",
     ):
         monkeypatch.delenv(name, raising=False)

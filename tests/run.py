@@ -69,14 +69,14 @@ def steps(slow: bool) -> list[Step]:
         Step("tests", ".venv", ("pytest", "-n", "2", *every), tests=True),
         Step("wheel: light tests", ".venv-wheel", ("pytest", "-n", "2", *marked("light")), tests=True),
         Step("tvm: its newest", ".venv-tvm", ("pytest", "-n", "2", *marked("tvm")), tests=True),
-        Step("plugin: its wheel", ".venv-tvm", ("pytest", *marked("wheel")), tests=True),
+        Step("plugin: its wheel", ".venv-tvm", ("pytest", *marked("wheel", slow)), tests=True),
     ]
 
 
-def marked(name: str) -> tuple[str, ...]:
+def marked(name: str, slow: bool = False) -> tuple[str, ...]:
     """Return pytest's arguments for the tests with that mark, in files that use it: others may lack an import."""
     files = sorted(p for p in (ROOT / "tests").rglob("test_*.py") if f"pytest.mark.{name}" in p.read_text("utf-8"))
-    return ("-m", f"{name} and not slow", *(str(p.relative_to(ROOT)) for p in files))
+    return ("-m", name if slow else f"{name} and not slow", *(str(p.relative_to(ROOT)) for p in files))
 
 
 def run(step: Step) -> Result:

@@ -22,7 +22,7 @@ from tlhub.lookup import Lookup, event, toolchains
 from tlhub.problem import generalise
 from tlhub.resolve import Candidate, Resolution
 from tlhub.specs import Problem
-from tlhub.stores import user_store
+from tlhub.stores import spread, user_store
 
 _PATIENCE = 300.0
 """Seconds to wait for another process that builds the same; then it is built here too."""
@@ -128,7 +128,9 @@ def _build(lookup: Lookup, problem: Problem, candidate: Candidate, wanted: Wante
                 **({"warnings": "\n".join(built.warnings)} if built.warnings else {}),
             },
         )
-        return store.publish(staged, manifest, built.members)
+        entry = store.publish(staged, manifest, built.members, own=True)
+    spread(entry)
+    return entry
 
 
 @contextmanager

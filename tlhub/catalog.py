@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import tlhub.plugins
 from tlhub.errors import UnknownName, suggest
 from tlhub.plugins import Plugin
+from tlhub.prebuilt import misfit
 from tlhub.specs import Kernel, PrebuiltStore, Schedule, Target
 
 Record = TypeVar("Record", Kernel, Schedule, Target, PrebuiltStore)
@@ -18,7 +19,11 @@ Record = TypeVar("Record", Kernel, Schedule, Target, PrebuiltStore)
 
 @dataclass(frozen=True)
 class Catalog:
-    """Everything that can be looked up. ``owners``: kernel and schedule to the plugin that brought the schedule."""
+    """Everything that can be looked up.
+
+    ``owners``: kernel and schedule to the plugin that brought the schedule. ``misfits``: the stores that may not serve,
+    for the versions that are installed, and why.
+    """
 
     kernels: dict[str, Kernel]
     schedules: dict[str, tuple[Schedule, ...]]
@@ -26,6 +31,7 @@ class Catalog:
     stores: tuple[PrebuiltStore, ...]
     plugins: tuple[Plugin, ...]
     owners: dict[tuple[str, str], Plugin] = field(default_factory=dict)
+    misfits: dict[str, str] = field(default_factory=dict)
 
     def kernel(self, name: str) -> Kernel:
         """Return the kernel *name*. Raises UnknownName, which says what plugin would bring it."""
@@ -93,6 +99,12 @@ def assemble(plugins: Sequence[Plugin]) -> Catalog:
         owners[schedule.kernel, schedule.name] = plugin
     targets = {t.name: t for _, t in _settle("target", [(p, t) for p in healthy for t in p.targets], lambda t: t.name)}
     stores = _settle("store", [(p, s) for p in healthy for s in p.stores], lambda s: s.name)
+    versions = {p.distribution: p.version for p in plugins}
+    misfits: dict[str, str] = {}
+    for plugin, store in stores:
+        if reason := misfit(store, versions):
+            misfits[store.name] = reason
+            plugin.refused.append(f"store {store.name!r}: {reason}")
     return Catalog(
         kernels=dict(sorted(kernels.items())),
         schedules={k: tuple(sorted(s, key=lambda s: s.name)) for k, s in sorted(schedules.items())},
@@ -100,6 +112,7 @@ def assemble(plugins: Sequence[Plugin]) -> Catalog:
         stores=tuple(s for _, s in stores),
         plugins=tuple(plugins),
         owners=owners,
+        misfits=misfits,
     )
 
 

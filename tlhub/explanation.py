@@ -14,6 +14,7 @@ from tlhub.specs import Problem
 
 if TYPE_CHECKING:
     from tlhub.cache.chain import Hit, Nearest, Searched
+    from tlhub.stores import Layer
 
 
 _SHOWN = 6
@@ -22,7 +23,7 @@ _SHOWN = 6
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a lookup would do, and why: candidates, stores searched, and what comes of it.
+    """What a lookup would do, and why: candidates, stores in order, what was searched, and what comes.
 
     ``otherwise``: the same of code that is not for the arch alone, where stores have none for exactly it.
     """
@@ -30,6 +31,7 @@ class Explanation:
     problem: Problem
     place: Place
     resolution: Resolution
+    layers: Sequence[Layer]
     searched: Sequence[Searched]
     hit: Hit | None
     find_nearest: Callable[[], Nearest | None]
@@ -67,6 +69,10 @@ class Explanation:
             "model": self.place.facts.model,
             "candidates": [c.to_json() for c in self.resolution.candidates],
             "rejected": [r.to_json() for r in self.resolution.rejected],
+            "layers": [
+                {"store": a.store.name, "origin": a.store.origin, "folder": a.store.root, "access": list(a.access)}
+                for a in self.layers
+            ],
             "stores": [
                 {
                     "store": s.store,
@@ -108,10 +114,12 @@ class Explanation:
         lines += [f"  -  {r.schedule}: {r.reason}" for r in self.resolution.rejected]
         if not self.resolution.candidates and not self.resolution.rejected:
             lines.append("  none is installed for this kernel")
-        lines.append(f"stores, for the build {self.pin} that TLHUB_PINS has:" if self.pin else "stores:")
+        lines.append("stores, in order:")
+        lines += [f"  {a.store.name} ({a.store.origin}; {', '.join(a.access)})" for a in self.layers]
+        lines.append(f"searched, for the build {self.pin} that TLHUB_PINS has:" if self.pin else "searched:")
         lines += self._steps()
         if self.otherwise:
-            lines += [f"stores, for {self.otherwise.place.arch}, where those have nothing:", *self.otherwise._steps()]
+            lines += [f"searched, for {self.otherwise.place.arch}, where they have nothing:", *self.otherwise._steps()]
         if self.nearest and self.nearest.differs:
             differs = [f"{name} is {a!r}, wanted {b!r}" for name, (a, b) in self.nearest.differs.items()]
             more = f"; and {len(differs) - _SHOWN} more" if len(differs) > _SHOWN else ""

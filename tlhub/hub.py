@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tlhub import builds, operands, pins, recording, refusals
 from tlhub.builds import may_compile
+from tlhub.cache import stats
 from tlhub.cache.chain import Chain, Hit
 from tlhub.cache.entry import Entry
 from tlhub.cache.key import problem_digest
@@ -24,6 +25,7 @@ from tlhub.lookup import Lookup, ask, event
 from tlhub.problem import generalise, signature
 from tlhub.resolve import Candidate, Resolution
 from tlhub.specs import Problem
+from tlhub.stores import backfill, layers, user_store
 
 if TYPE_CHECKING:
     from tlhub.runtime.kernel import CompiledKernel
@@ -137,7 +139,9 @@ def prewarm(
     lookup = ask(load(), kernel, shape, dtype, device, arch, schedule, options)
     resolution = lookup.resolution()
     best = Resolution(resolution.candidates[:1], resolution.rejected)
-    found = _exact(lookup._replace(pin=None), best)
+    with stats.failures(store := user_store()):
+        found = _exact(lookup._replace(pin=None), best)
+    stats.found(store, found.origin, found.hit.entry.manifest)
     return found.hit.entry, found.origin
 
 
@@ -155,6 +159,9 @@ def binary(
     lookup = ask(load(), kernel, shape, dtype, device, arch, schedule, options)
     best = lookup.resolution().candidates[0]
     return problem_digest(generalise(lookup.problem, best.schedule.symbolic), lookup.place.arch)
+
+
+stats.counts_again(lambda: _asked.cache_info().hits)
 
 
 def forget() -> None:
@@ -180,7 +187,8 @@ def _lookup(
     key = (lookup.problem, lookup.place.arch, lookup.place.device, schedule)
     if key not in _served:
         recording.note(lookup.kernel, lookup.problem, lookup.place.arch, schedule)
-        _served[key] = _serve(lookup)
+        with stats.failures(user_store()):
+            _served[key] = _serve(lookup)
     return _served[key]
 
 
@@ -188,9 +196,11 @@ def _serve(lookup: Lookup) -> CompiledKernel:
     """Return the kernel that answers the lookup, loaded."""
     found = _obtain(lookup)
     try:
-        return _compiled(found, partial(_instead, lookup, found))
+        kernel = _compiled(found, partial(_instead, lookup, found))
     except CacheError as error:
         return _instead(lookup, found, error)
+    stats.found(user_store(), found.origin, found.hit.entry.manifest)
+    return kernel
 
 
 def _instead(lookup: Lookup, found: Found, error: TlhubError) -> CompiledKernel:
@@ -221,7 +231,7 @@ def _explained(lookup: Lookup, *, compiling: bool) -> Explanation:
     nearest = partial(stores.nearest, lookup.place.arch, wanted)
     portable = None if hit else lookup.portable()
     otherwise = portable and _explained(portable, compiling=False)
-    told = (lookup.problem, lookup.place, resolution, searched, hit, nearest)
+    told = (lookup.problem, lookup.place, resolution, layers(lookup.catalog), searched, hit, nearest)
     return Explanation(*told, compiling, lookup.pin, otherwise)
 
 
@@ -283,8 +293,9 @@ def _stored(lookup: Lookup, resolution: Resolution, stores: Chain) -> Found | No
             f"{show_problem(lookup.problem)}: serving {names[hit.index]!r}, which is built; "
             f"{names[0]!r} ranks higher and is not: {build}"
         )
+    origin, hit = hit.origin, backfill(hit)
     hit.store.touch(hit.entry, time.time())
-    return Found(lookup, hit, hit.origin, resolution.candidates[hit.index])
+    return Found(lookup, hit, origin, resolution.candidates[hit.index])
 
 
 def _unpinned(lookup: Lookup, resolution: Resolution, stores: Chain) -> NotPrebuilt:

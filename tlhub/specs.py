@@ -181,7 +181,7 @@ class DeviceFacts:
 
 
 class Finding(NamedTuple):
-    """What a target found of something that it needs. ``ok``: it is of use; ``hint``: what to do where it is not."""
+    """What was found of something that is needed. ``ok``: it is of use; ``hint``: what to do where it is not."""
 
     name: str
     ok: bool
@@ -226,12 +226,24 @@ class Target:
     doc: str = ""
 
 
+class Need(NamedTuple):
+    """A range of versions of a distribution: from ``least`` to before ``below``."""
+
+    distribution: str
+    least: str
+    below: str
+
+
 @dataclass(frozen=True)
 class PrebuiltStore:
-    """A read-only folder of entries that a plugin ships. ``path`` is absolute."""
+    """A read-only folder of entries that a plugin ships. ``path`` is absolute.
+
+    ``needs``: the versions that its entries are for; beside any other, it serves nothing.
+    """
 
     name: str
     path: str
+    needs: tuple[Need, ...] = ()
 
 
 # -- what lookups pass around ----------------------------------------------------------------------

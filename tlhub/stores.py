@@ -1,28 +1,61 @@
 """The stores of this process, from the environment, in the order in which a lookup asks them.
 
-``TLHUB_STORES`` is a list of folders (separated like PATH), searched after the user's cache and never written to.
-A folder may be followed by ``?`` and what its policy is: ``/opt/kernels?shared&owner=build&match=exact``.
+``TLHUB_STORES`` is a list of folders (separated like PATH), searched after the user's cache and not written to. A
+folder may be followed by ``?`` and its policy: ``/opt/kernels?shared&owner=build&match=exact&signed=require``, and
+other than read alone: ``/mnt/kernels?write&backfill``. A registry, ``oci://host:5000/kernels:tag?signed=require``,
+comes last, wherever it stands in the list; what follows one begins with ``/``, ``~``, ``.`` or ``oci://``.
 There is one Store for each setting: it remembers what it could only keep in memory, and that it warned.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+import re
 import stat
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import NamedTuple
 from urllib.parse import parse_qsl
 
-from tlhub.cache.chain import LOOSENESS, Chain, this_host
+from tlhub.cache.chain import LOOSENESS, Chain, Hit, this_host
+from tlhub.cache.copying import copy
+from tlhub.cache.entry import Entry
 from tlhub.cache.manifest import Manifest
-from tlhub.cache.store import Store
+from tlhub.cache.store import Found, Item, Skipped, Store
 from tlhub.catalog import Catalog
 from tlhub.errors import ArgumentError, did_you_mean
 from tlhub.specs import ABI
 
 _HINT = "export TLHUB_CACHE_DIR=/a/folder/that/you/can/write"
+
+
+class Layer(NamedTuple):
+    """A store, and what is done with it.
+
+    ``read``: lookups ask it. ``write``: what is built here goes there. ``backfill``: what it serves is copied into the
+    user's cache, which the next lookup asks first.
+    """
+
+    store: Store
+    read: bool = True
+    write: bool = False
+    backfill: bool = False
+
+    @property
+    def access(self) -> tuple[str, ...]:
+        """The words of what is done with it, in order."""
+        return tuple(word for word in ("read", "write", "backfill") if getattr(self, word))
+
+
+def layers(catalog: Catalog) -> tuple[Layer, ...]:
+    """Return the layers in the order in which lookups ask them: the user's cache, the site folders of
+    ``TLHUB_STORES``, what plugins ship, the registries of ``TLHUB_STORES``. Raises ArgumentError."""
+    remote = (Layer(store, backfill=True) for store in remote_stores())
+    return (Layer(user_store(), write=True), *site_layers(), *map(Layer, _prebuilt(catalog)), *remote)
 
 
 def chain(
@@ -31,17 +64,17 @@ def chain(
     shared_memory: int = 0,
     veto: Callable[[Manifest], str | None] = lambda manifest: None,
 ) -> Chain:
-    """Return the user's cache, the site folders of ``TLHUB_STORES``, then what plugins ship.
+    """Return the layers that are read.
 
     *driver* and *shared_memory* (bytes a block): of the device that is to run what is found, 0 if it has none.
     *veto*: why an entry must not serve, or None. Raises ArgumentError.
     """
-    stores = (user_store(), *site_stores(), *(prebuilt_store(s.name, s.path) for s in catalog.stores))
+    stores = [layer.store for layer in layers(catalog) if layer.read]
     return Chain(stores, host=this_host(ABI, driver, shared_memory), match=match_policy(), veto=veto)
 
 
 def user_store() -> Store:
-    """Return the user's cache, the one store that tlhub writes to: TLHUB_CACHE_DIR (empty counts as unset), else the
+    """Return the user's cache, where everything is built: TLHUB_CACHE_DIR (empty counts as unset), else the
     platform's cache folder.
 
     Without a usable home it is a private temporary folder, else memory, with one warning. Nothing is
@@ -50,9 +83,42 @@ def user_store() -> Store:
     return _user(*map(os.environ.get, ("TLHUB_CACHE_DIR", "XDG_CACHE_HOME", "HOME")))
 
 
-def site_stores() -> tuple[Store, ...]:
-    """Return the read-only stores that TLHUB_STORES names. Raises ArgumentError for an unknown word of policy."""
+def site_layers() -> tuple[Layer, ...]:
+    """Return the layers that TLHUB_STORES names. Raises ArgumentError for an unknown word of policy."""
     return _sites(os.environ.get("TLHUB_STORES", ""))
+
+
+def site_stores() -> tuple[Store, ...]:
+    """Return the stores that TLHUB_STORES names. Raises ArgumentError for an unknown word of policy."""
+    return tuple(layer.store for layer in site_layers())
+
+
+def remote_stores() -> tuple[Store, ...]:
+    """Return the registries that TLHUB_STORES names; asks none. Raises ArgumentError."""
+    return _remotes(os.environ.get("TLHUB_STORES", ""))
+
+
+def backfill(hit: Hit) -> Hit:
+    """Return *hit* of a copy in the user's cache, where the layer that served it says so; else *hit* as it is."""
+    if not any(layer.backfill and layer.store is hit.store for layer in site_layers()):
+        return hit
+    copied = None
+    with contextlib.suppress(OSError):  # CacheError is one; the layer serves as before
+        copied = copy(hit.entry, user_store())
+    return replace(hit, entry=copied, store=user_store()) if copied else hit
+
+
+def spread(entry: Entry) -> None:
+    """Write *entry*, built here, to each layer that takes what is built; warn of one that cannot."""
+    for layer in site_layers():
+        if layer.write:
+            try:
+                kept, reason = copy(entry, layer.store), "it cannot be written"
+            except OSError as error:  # CacheError is one
+                kept, reason = None, str(error)
+            if kept is None:
+                text = f"what is built is not written to {layer.store.root}: {reason}"
+                warnings.warn(f"{text}\nhint: tlhub doctor", RuntimeWarning, stacklevel=2)
 
 
 @functools.cache
@@ -60,19 +126,39 @@ def prebuilt_store(name: str, path: str) -> Store:
     """Return the store of a folder that an installed plugin brings.
 
     Its entries are trusted as the plugin's code is, whoever installed that: the folder's owner is named,
-    and a group may write. What everyone may write is refused here too.
+    and a group may write; nobody needs to sign them. What everyone may write is refused here too.
     """
     try:
         owners: tuple[int, ...] = (os.stat(path).st_uid,)
     except OSError:  # lookups will say what is wrong
         owners = ()
-    return Store(name, path, origin="prebuilt", writable=False, shared=True, owners=owners)
+    return Store(name, path, origin="prebuilt", writable=False, shared=True, owners=owners, signed="off")
+
+
+class Misfit(Store):
+    """A store that may not serve here: every lookup is told why."""
+
+    def __init__(self, name: str, path: str, reason: str) -> None:
+        super().__init__(name, path, origin="prebuilt", writable=False)
+        self.reason = reason
+
+    def lookup(self, arch: str, kernel: str, problem_digest: str) -> Found:
+        return Found((), (Skipped(str(self.root), self.reason),))
+
+    def entries(self) -> Iterator[Item]:
+        return iter(())
 
 
 def match_policy() -> str | None:
     """Return the loosest match that TLHUB_MATCH lets serve, or None if it does not say. Raises ArgumentError."""
     text = os.environ.get("TLHUB_MATCH")
     return _match(text, "TLHUB_MATCH") if text else None
+
+
+def _prebuilt(catalog: Catalog) -> Iterator[Store]:
+    for store in catalog.stores:
+        reason = catalog.misfits.get(store.name)
+        yield Misfit(store.name, store.path, reason) if reason else prebuilt_store(store.name, store.path)
 
 
 @functools.cache
@@ -90,8 +176,19 @@ def _user(named: str | None, base: str | None, home: str | None) -> Store:
 
 
 @functools.cache
-def _sites(text: str) -> tuple[Store, ...]:
-    return tuple(_site(item) for item in text.split(os.pathsep) if item)
+def _sites(text: str) -> tuple[Layer, ...]:
+    return tuple(_site(item) for item in _items(text) if not item.startswith("oci://"))
+
+
+@functools.cache
+def _remotes(text: str) -> tuple[Store, ...]:
+    return tuple(_remote(item) for item in _items(text) if item.startswith("oci://"))
+
+
+def _items(text: str) -> list[str]:
+    """Return the items of a list like PATH, in which a registry's own colons separate nothing."""
+    registry = r"oci://(?:(?!:(?:[/~.]|oci://)).)*" if os.pathsep == ":" else r"oci://[^;]*"
+    return re.findall(rf"{registry}|[^{os.pathsep}]+", text)
 
 
 def _match(text: str, where: str) -> str:
@@ -104,22 +201,56 @@ def _match(text: str, where: str) -> str:
     )
 
 
-def _site(item: str) -> Store:
+def _site(item: str) -> Layer:
     path, _, text = item.partition("?")
-    shared, owners, match = False, [], "revision"
+    shared, owners, match, signed = False, [], "revision", None
+    access = {"read": True, "write": False, "backfill": False}
     for word, value in parse_qsl(text, keep_blank_values=True):
         if word == "shared" and not value:
             shared = True
         elif word == "owner" and value:
             owners.append(value)
+        elif (word in ("write", "backfill") and not value) or (word, value) == ("read", "no"):
+            access[word] = not value
         elif word == "match":
             match = _match(value, f"the match of {path!r} in TLHUB_STORES")
+        elif word == "signed":
+            signed = _signed(value, path)
         else:
             raise ArgumentError(
-                f"TLHUB_STORES says {word!r} of {path!r}; allowed are shared, owner=USER and match=KIND",
+                f"TLHUB_STORES says {word!r} of {path!r}; allowed are shared, owner=USER, match=KIND, signed=POLICY, "
+                "write, backfill and read=no",
                 hint=f"export TLHUB_STORES='{path}?shared&owner=USER'",
             )
-    return Store(path, os.path.abspath(os.path.expanduser(path)), "site", False, shared, owners, match)
+    root = os.path.abspath(os.path.expanduser(path))
+    return Layer(Store(path, root, "site", access["write"], shared, owners, match, signed), **access)
+
+
+def _remote(item: str) -> Store:
+    from tlhub.remote.reference import parse
+    from tlhub.remote.store import RemoteStore
+
+    place, _, text = item.partition("?")
+    plain, match, signed = False, "revision", None
+    for word, value in parse_qsl(text, keep_blank_values=True):
+        if word == "plain-http" and not value:
+            plain = True
+        elif word == "match":
+            match = _match(value, f"the match of {place!r} in TLHUB_STORES")
+        elif word == "signed":
+            signed = _signed(value, place)
+        else:
+            raise ArgumentError(
+                f"TLHUB_STORES says {word!r} of {place!r}; allowed are plain-http, match=KIND and signed=POLICY",
+                hint=f"export TLHUB_STORES='{place}?signed=require'",
+            )
+    return RemoteStore(parse(place, plain=plain), user_store, match, signed)
+
+
+def _signed(text: str, path: str) -> str:
+    from tlhub.cache.vouching import check_policy
+
+    return check_policy(text, f"the word signed of {path!r} in TLHUB_STORES")
 
 
 def _usual(base: str, home: str) -> str | None:

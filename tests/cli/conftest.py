@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from cache_commands import KINDS
 from click.testing import CliRunner, Result
 
 from tlhub.cli import cli
@@ -47,3 +50,29 @@ def wrong(tlhub: Callable[..., Outcome]) -> Callable[..., str]:
         return outcome.stderr
 
     return run
+
+
+@pytest.fixture(scope="session")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache folder with one small kernel a dtype, built once; tests get copies."""
+    from click.testing import CliRunner
+
+    from tlhub import hub
+    from tlhub.cli import cli
+
+    folder = tmp_path_factory.mktemp("filled") / "cache"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TLHUB_CACHE_DIR", str(folder))
+        hub.forget()
+        for dtype in KINDS:
+            done = CliRunner().invoke(cli, ["cache", "prewarm", "gemm", "8,8,8", "--dtype", dtype])
+            assert done.exit_code == 0, done.stderr
+    return folder
+
+
+@pytest.fixture
+def store(filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "cache"
+    shutil.copytree(filled, folder)
+    monkeypatch.setenv("TLHUB_CACHE_DIR", str(folder))
+    return folder

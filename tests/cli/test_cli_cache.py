@@ -5,49 +5,12 @@ from __future__ import annotations
 import io
 import json
 import os
-import pty
 import shutil
 import subprocess
 import sys
-import time
 
 import pytest
-
-KINDS = ("float32", "float64")
-
-
-@pytest.fixture(scope="module")
-def filled(tmp_path_factory):
-    """A cache folder with one small kernel a dtype, built once; tests get copies."""
-    from click.testing import CliRunner
-
-    from tlhub import hub
-    from tlhub.cli import cli
-
-    folder = tmp_path_factory.mktemp("filled") / "cache"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TLHUB_CACHE_DIR", str(folder))
-        hub.forget()
-        for dtype in KINDS:
-            done = CliRunner().invoke(cli, ["cache", "prewarm", "gemm", "8,8,8", "--dtype", dtype])
-            assert done.exit_code == 0, done.stderr
-    return folder
-
-
-@pytest.fixture
-def store(filled, tmp_path, monkeypatch):
-    folder = tmp_path / "cache"
-    shutil.copytree(filled, folder)
-    monkeypatch.setenv("TLHUB_CACHE_DIR", str(folder))
-    return folder
-
-
-def entries(tlhub):
-    return tlhub("cache", "ls", "--json").json["entries"]
-
-
-def libraries(store):
-    return sorted(store.glob("v1/*/*/*/*/kernel.so"))
+from cache_commands import KINDS, entries, libraries
 
 
 def test_path_and_an_empty_cache(tlhub, cold_cache):
@@ -163,107 +126,17 @@ def test_verify_finds_one_flipped_byte(tlhub, store):
     document = tlhub("cache", "verify", "--json")
     assert document.code == 1 and document.json["whole"] == 1
     assert [d["entry"] for d in document.json["damaged"]] == [str(library.parent.relative_to(store))]
-    # what verify's hint promises
-    assert "tlhub cache prune --stale" in outcome.stderr
-    chosen = tlhub("cache", "prune", "--stale", "--json").json["chosen"]
-    damaged = [c for c in chosen if c["reason"].startswith("damaged")]
+    plan = tlhub("cache", "prune", "--stale", "--dry-run", "--json").json["chosen"]
+    damaged = [c for c in plan if c["reason"].startswith("damaged")]
     assert [c["entry"] for c in damaged] == [str(library.parent.relative_to(store))]
-    assert tlhub("cache", "verify").code == 0
-
-
-def test_prune_dry_run_removes_nothing(tlhub, store):
-    outcome = tlhub("cache", "prune", "--max-size", "0", "--dry-run", "--json")
-    assert outcome.code == 0 and len(outcome.json["chosen"]) == 2 and outcome.json["removed"] == 0
-    assert len(libraries(store)) == 2
-
-
-def test_prune_by_age_size_kernel_and_arch(tlhub, store):
-    assert tlhub("cache", "prune", "--older-than", "30d", "--json").json["removed"] == 0
-    assert tlhub("cache", "prune", "--kernel", "attention", "--json").json["removed"] == 0
-    first, second = entries(tlhub)
-    old = store / first["entry"] / "entry.json"
-    os.utime(old, (1e9, 1e9))
-    assert tlhub("cache", "prune", "--older-than", "30d", "--json").json["removed"] == 1
-    assert [e["key"] for e in entries(tlhub)] == [second["key"]]
-    assert tlhub("cache", "prune", "--max-size", "1GiB", "--json").json["removed"] == 0
-    gone = tlhub("cache", "prune", "--arch", second["arch"], "--json").json
-    assert gone["removed"] == 1 and gone["size"] == second["size"]
-    assert libraries(store) == []
-
-
-def test_prune_stale(tlhub, store, monkeypatch):
-    from dataclasses import replace
-
-    from tlhub import catalog
-
-    assert tlhub("cache", "prune", "--stale", "--json").json["removed"] == 0
-    known = catalog.load()
-    newer = tuple(replace(s, revision=s.revision + 1) for s in known.schedules["gemm"])
-    changed = replace(known, schedules={**known.schedules, "gemm": newer})
-    monkeypatch.setattr(catalog, "load", lambda: changed)
-    chosen = tlhub("cache", "prune", "--stale", "--json").json["chosen"]
-    assert len(chosen) == 2 and all("schedule revision" in c["reason"] for c in chosen)
-    assert libraries(store) == []
-
-
-@pytest.mark.parametrize("missing", ["kernels", "schedules"])
-def test_prune_stale_takes_what_was_uninstalled(tlhub, store, monkeypatch, missing):
-    from dataclasses import replace
-
-    from tlhub import catalog
-
-    known = catalog.load()
-    monkeypatch.setattr(catalog, "load", lambda: replace(known, **{missing: {}}))
-    # a plugin that is only switched off, or broken, would ask for them when it is back
-    monkeypatch.setenv("TLHUB_DISABLE_PLUGINS", "tlhub-core")
-    assert tlhub("cache", "prune", "--stale", "--json").json["chosen"] == []
-    monkeypatch.delenv("TLHUB_DISABLE_PLUGINS")
-    chosen = tlhub("cache", "prune", "--stale", "--json").json["chosen"]
-    assert len(chosen) == 2 and all("any more" in c["reason"] for c in chosen)
-    assert libraries(store) == []
-
-
-def test_prune_says_why_in_plain_words(tlhub, store):
-    def reasons(*args):
-        return {c["reason"] for c in tlhub("cache", "prune", *args, "--dry-run", "--json").json["chosen"]}
-
-    arch = entries(tlhub)[0]["arch"]
-    assert reasons("--max-size", "1KiB") == {"over 1 KiB"}
-    assert reasons("--kernel", "gemm", "--arch", arch) == {f"of kernel gemm, for {arch}"}
-    for manifest in store.glob("v1/*/*/*/*/entry.json"):
-        os.utime(manifest, (time.time() - 7500,) * 2)
-    assert reasons("--older-than", "1min") == {"not used for 2 h"}
-
-
-def test_clear_refuses_without_a_terminal(tlhub, store):
-    outcome = tlhub("cache", "clear")
-    assert outcome.code == 2 and outcome.stdout == ""
-    assert str(store) in outcome.stderr and outcome.stderr.endswith("hint: tlhub cache clear --yes\n")
-    assert len(libraries(store)) == 2
-
-
-def test_clear_with_yes(tlhub, store):
-    outcome = tlhub("cache", "clear", "--yes", "--json")
-    assert outcome.code == 0 and outcome.json["removed"] == 2 and libraries(store) == []
-
-
-@pytest.mark.parametrize(("answer", "left", "code"), [("n", 2, 1), ("", 2, 1), ("y", 0, 0)])
-def test_clear_asks_on_a_terminal(store, answer, left, code):
-    """A57: path, count and size are shown, and only a yes removes."""
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-c", "from tlhub.cli import main; main()", "cache", "clear"],
-        stdin=theirs,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    os.close(theirs)
-    os.write(ours, f"{answer}\n".encode())
-    _, shown = process.communicate(timeout=60)
-    os.close(ours)
-    assert str(store) in shown and "2 entries, " in shown and "KiB" in shown
-    assert process.returncode == code and len(libraries(store)) == left
+    # what verify's hint promises
+    assert "tlhub cache verify --repair" in outcome.stderr
+    repaired = tlhub("cache", "verify", "--repair", "--json")
+    assert repaired.code == 0 and repaired.json["spared"] == [] and "1 entry moved to" in repaired.stderr
+    (moved,) = repaired.json["moved"]
+    assert moved["entry"] == damaged[0]["entry"] and os.path.isfile(f"{moved['to']}/kernel.so")
+    assert tlhub("cache", "verify").code == 0 and tlhub("cache", "verify", "--repair").code == 0
+    assert tlhub("cache", "ls", "--json").json["count"] == 1
 
 
 def test_a_folder_that_is_a_file(tlhub, tmp_path, monkeypatch):

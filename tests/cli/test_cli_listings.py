@@ -6,13 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 pytestmark = pytest.mark.light
 
 COMMANDS = [("kernels",), ("kernels", "gemm"), ("schedules",), ("schedules", "gemm"), ("targets",), ("plugins",),
-            ("cache", "ls"), ("cache", "verify")]  # fmt: skip
+            ("cache", "ls"), ("cache", "verify"), ("trust", "ls")]  # fmt: skip
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
@@ -172,6 +173,29 @@ def test_doctor_fails_for_a_full_disk(monkeypatch, cold_cache):
     monkeypatch.setattr(staging, "_ROOM", 1 << 80)
     (found,) = doctor._cache()
     assert found.state == "failed" and "the disk is full" in found.detail and found.hint
+
+
+def test_doctor_looks_after_the_cache(monkeypatch, cold_cache):
+    from tlhub.cache import mounts
+    from tlhub.cli import doctor
+
+    first = {c.name: c for c in doctor._cache()}
+    assert list(first) == ["cache", "file system", "locks", "entries", "cache size"]
+    assert {c.state for c in first.values()} == {"ok"}
+    stray = Path(cold_cache, "v1", "cpu-x86-64-v3", "gemm", "problem", "build")
+    stray.mkdir(parents=True)
+    (stray / "entry.json").write_bytes(b" " * 2000)
+    monkeypatch.setenv("TLHUB_CACHE_SIZE", "1KiB")
+    monkeypatch.setattr(mounts, "NETWORK", {first["file system"].detail})
+    found = {c.name: c for c in doctor._cache()}
+    assert [c.state for c in found.values()] == ["ok", "warning", "ok", "warning", "warning"]
+    assert found["entries"].hint == "tlhub cache verify --repair" and "1 not served" in found["entries"].detail
+    assert found["cache size"].hint == "tlhub cache prune --max-size 1024"
+    layer = f"TLHUB_STORES='{os.path.realpath(cold_cache)}?write&backfill'"
+    assert found["file system"].hint == f"export TLHUB_CACHE_DIR=/a/local/folder {layer}"
+    monkeypatch.setenv("TLHUB_CACHE_SIZE", "1x")
+    (wrong,) = (c for c in doctor._environment() if c.state == "failed")
+    assert "'1x'" in wrong.detail and wrong.hint == "export TLHUB_CACHE_SIZE=10GiB"
 
 
 def test_a_check_that_breaks_is_a_failed_one(monkeypatch):

@@ -21,6 +21,7 @@ else:
 pytestmark = pytest.mark.light
 
 WORKLOADS = sorted(p.stem for p in Path(tlhub_registry.__file__).with_name("workloads").glob("*.toml"))
+PREBUILT = sorted(p.stem for p in Path(tlhub_registry.__file__).with_name("workloads").glob("prebuilt/*.toml"))
 
 
 def test_known_plugins_are_complete() -> None:
@@ -77,3 +78,21 @@ def test_workload_is_served_on_its_target(name: str) -> None:
         for arch in target.archs:
             found = resolve(catalog.schedules.get(kernel.name, ()), wanted, target.facts(arch))
             assert found.candidates, (row, arch, found.rejected)
+
+
+@pytest.mark.parametrize("name", PREBUILT)
+def test_what_is_prebuilt_is_served_on_its_arch(name: str) -> None:
+    """By the schedules that it names, and for every size: no dim is a number."""
+    from tlhub import workload
+    from tlhub.resolve import resolve
+
+    catalog = tlhub.catalog.load()
+    items = workload.parse(tlhub_registry.workload(f"prebuilt/{name}"), name, catalog)
+    for item in items:
+        assert isinstance(item, workload.Item), item
+        assert item.arch and item.arch.partition(":")[2].replace("_", "") == name
+        assert all(isinstance(extent, str) for extent in item.shape)
+        wanted = problem.make(catalog.kernel(item.kernel), item.shape, item.dtype, item.options)
+        facts = catalog.target(item.arch.partition(":")[0]).facts(item.arch)
+        assert resolve(catalog.schedules[item.kernel], wanted, facts, asked=item.schedule).candidates, item
+    assert len(items) == len(set(map(repr, items))) > 0

@@ -240,6 +240,7 @@ class Chain:
         serving.sort(key=lambda item: item[0])
         for _, entry, match in serving:
             try:
+                store.vouch(entry)
                 entry.prepare()
                 return (entry, match), tuple(reasons)
             except Damaged as error:

@@ -50,6 +50,18 @@ class Entry:
         self._held = dict(held or {})
         self._hold: Hold | None = None
 
+    @classmethod
+    def open(cls, folder: str, store_name: str, policy: trust.Policy) -> Entry:
+        """Return the entry in *folder*, its manifest verified, its members not yet. Raises Damaged."""
+        with Folder(folder) as opened:
+            refused = trust.refusal_of_folder(folder, opened.info(), policy)
+            if refused:
+                raise Damaged(refused)
+            data, info = opened.read(MANIFEST, LARGEST_MANIFEST, policy)
+        manifest = Manifest.parse(data)
+        _check_folder(folder, manifest)
+        return cls(folder, manifest, store_name, policy=policy, used=info.st_mtime)
+
     def __repr__(self) -> str:
         return f"<Entry {self.manifest.kernel} {self.key[:16]} in {self.store_name}: {self.folder or 'memory'}>"
 
@@ -169,28 +181,51 @@ class Folder:
 
         No *policy*: whoever may have written it, for a folder that is private.
         """
-        path = f"{self.path}/{name}"
-        try:
-            fd = os.open(name, _FILE, dir_fd=self.fd) if self.fd >= 0 else os.open(path, _FILE)
-        except OSError as error:
-            raise Damaged(_why(name, error)) from error
-        try:
-            info = os.fstat(fd)
-            if not stat.S_ISREG(info.st_mode):
-                raise Damaged(f"{name} is not a regular file")
-            if info.st_size > limit:
-                raise Damaged(f"{name} is {info.st_size} bytes, more than the {limit} allowed")
-            refused = None if policy is None else trust.refusal(path, info, policy)
-            if refused:
-                raise Damaged(refused)
-            data = os.read(fd, info.st_size)
-            while len(data) < info.st_size and (more := os.read(fd, info.st_size - len(data))):
-                data += more
-            return data, info
-        except OSError as error:
-            raise error if isinstance(error, Damaged) else Damaged(_why(name, error)) from error
-        finally:
-            os.close(fd)
+        return _read(self.path, name, limit, policy, self.fd if self.fd >= 0 else None)
+
+
+def glance(folder: str, policy: trust.Policy) -> tuple[Manifest, os.stat_result]:
+    """Return the manifest in *folder* as ``Manifest.glance`` reads it, and the stat of its file. Raises Damaged.
+
+    For listings: the folder is not opened, and so may be another one by the time that its members are read.
+    """
+    data, info = _read(folder, MANIFEST, LARGEST_MANIFEST, policy)
+    manifest = Manifest.glance(data)
+    _check_folder(folder, manifest)
+    return manifest, info
+
+
+def _check_folder(folder: str, manifest: Manifest) -> None:
+    if not os.path.basename(folder).startswith(manifest.build_digest[:16]):
+        raise Damaged("it is in the folder of another build")
+
+
+def _read(
+    folder: str, name: str, limit: int, policy: trust.Policy | None, at: int | None = None
+) -> tuple[bytes, os.stat_result]:
+    """Do what ``Folder.read`` does; *at*: the descriptor of the folder, where it is open."""
+    path = f"{folder}/{name}"
+    try:
+        fd = os.open(path if at is None else name, _FILE, dir_fd=at)
+    except OSError as error:
+        raise Damaged(_why(name, error)) from error
+    try:
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode):
+            raise Damaged(f"{name} is not a regular file")
+        if info.st_size > limit:
+            raise Damaged(f"{name} is {info.st_size} bytes, more than the {limit} allowed")
+        refused = None if policy is None else trust.refusal(path, info, policy)
+        if refused:
+            raise Damaged(refused)
+        data = os.read(fd, info.st_size)
+        while len(data) < info.st_size and (more := os.read(fd, info.st_size - len(data))):
+            data += more
+        return data, info
+    except OSError as error:
+        raise error if isinstance(error, Damaged) else Damaged(_why(name, error)) from error
+    finally:
+        os.close(fd)
 
 
 def _why(name: str, error: OSError) -> str:

@@ -6,6 +6,7 @@ digest* says what is computed and for which arch, the *build digest* adds how it
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
@@ -113,6 +114,7 @@ def parent(arch: str, kernel: str, problem_digest: str) -> str:
     return f"v{FORMAT}/{where}/{what}/{problem_digest[:_DIGITS]}"
 
 
+@functools.lru_cache(maxsize=256)
 def safe_name(text: str, longest: int) -> str:
     """Return *text* as a file name that any file system takes; a changed one ends with a digest of the whole."""
     safe = _UNSAFE.sub("_", text)

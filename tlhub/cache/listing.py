@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from tlhub.cache import key
-from tlhub.cache.entry import Damaged, Entry, Manifest
+from tlhub.cache import key, trust
+from tlhub.cache.entry import Damaged, Manifest, glance
+from tlhub.specs import Finding
 
 VERSION = f"v{key.FORMAT}"
 _DEPTH = 4  # arch, kernel, problem, build
@@ -29,12 +30,30 @@ class Item(NamedTuple):
     used: float
 
 
-def items(root: str, opened: Callable[[Item], Entry]) -> Iterator[Item]:
-    """Iterate over all below *root* that is, or stands where there should be, an entry. *opened* raises Damaged."""
-    return _below(root, VERSION, _DEPTH, opened)
+def items(root: str, rule: trust.Policy, refused: str | None) -> Iterator[Item]:
+    """Iterate over all below *root* that is, or stands where there should be, an entry.
+
+    *rule*: whom the store trusts; *refused*: why its root is not to be trusted. Of an entry only the
+    manifest is read, which tells the members' sizes: many are listed, few are loaded.
+    """
+    with contextlib.suppress(OSError):
+        refused = refused or trust.refusal_of_folder(f"{root}/{VERSION}", os.lstat(f"{root}/{VERSION}"), rule)
+        yield from _below(root, VERSION, _DEPTH, rule, refused)
 
 
-def _below(root: str, below: str, depth: int, opened: Callable[[Item], Entry]) -> Iterator[Item]:
+def check(listed: Sequence[Item]) -> Finding:
+    """Say how many of those *listed* are not served, and why the first is not, for ``tlhub doctor``."""
+    reasons = [item.reason for item in listed if item.reason]
+    text = f"{len(listed)} {'entry' if len(listed) == 1 else 'entries'}"
+    if not reasons:
+        return Finding("entries", True, text)
+    first, _, mend = reasons[0].partition(trust.MEND)
+    return Finding(
+        "entries", False, f"{text}, {len(reasons)} not served: {first}", mend or "tlhub cache verify --repair"
+    )
+
+
+def _below(root: str, below: str, depth: int, rule: trust.Policy, refused: str | None) -> Iterator[Item]:
     try:
         with os.scandir(f"{root}/{below}") as found:
             children = sorted(found, key=lambda child: child.name)
@@ -44,27 +63,30 @@ def _below(root: str, below: str, depth: int, opened: Callable[[Item], Entry]) -
         name = f"{below}/{child.name}"
         if depth == _DEPTH and child.name.startswith("."):
             continue
-        if not child.is_dir(follow_symlinks=False):
-            what = "is a link; a store follows none" if child.is_symlink() else "is not a folder"
-            with contextlib.suppress(OSError):
-                info = child.stat(follow_symlinks=False)
+        with contextlib.suppress(OSError):  # removed while it was listed
+            info = child.stat(follow_symlinks=False)
+            if not child.is_dir(follow_symlinks=False):
+                what = "is a link; a store follows none" if child.is_symlink() else "is not a folder"
                 yield Item(name, None, f"{root}/{name} {what}", info.st_size, 1, info.st_mtime)
-        elif depth > 1:
-            yield from _below(root, name, depth - 1, opened)
-        else:
-            with contextlib.suppress(OSError):  # removed while it was listed
-                yield _item(root, name, opened)
+                continue
+            why = refused or trust.refusal_of_folder(child.path, info, rule)
+            if depth > 1:
+                yield from _below(root, name, depth - 1, rule, why)
+            else:
+                yield _item(root, name, rule, why)
 
 
-def _item(root: str, below: str, opened: Callable[[Item], Entry]) -> Item:
+def _item(root: str, below: str, rule: trust.Policy, refused: str | None) -> Item:
     folder = f"{root}/{below}"
-    size = files = 0
-    with os.scandir(folder) as found:
-        for child in found:
-            size, files = size + child.stat(follow_symlinks=False).st_size, files + 1
-    item = Item(below, None, None, size, files, os.lstat(folder).st_mtime)
     try:
-        entry = opened(item)
-        return item._replace(manifest=entry.manifest, used=entry.used)
+        if refused:
+            raise Damaged(refused)
+        manifest, info = glance(folder, rule)
+        if not below.startswith(key.parent(manifest.arch, manifest.kernel, manifest.problem_digest)):
+            raise Damaged("it is in the folder of another problem")
     except Damaged as error:
-        return item._replace(reason=error.reason)
+        with os.scandir(folder) as found:
+            sizes = [child.stat(follow_symlinks=False).st_size for child in found]
+        return Item(below, None, error.reason, sum(sizes), len(sizes), os.lstat(folder).st_mtime)
+    size = info.st_size + sum(member.size for member in manifest.members.values())
+    return Item(below, manifest, None, size, len(manifest.members) + 1, info.st_mtime)

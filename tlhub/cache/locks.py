@@ -12,6 +12,8 @@ import os
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from tlhub.specs import Finding
+
 try:
     import fcntl
 except ImportError:  # Windows: an open file keeps its folder from being renamed, which is hold enough
@@ -72,6 +74,15 @@ def claim(path: str) -> Hold:
     return Hold()
 
 
+def writing(path: str) -> Hold:
+    """Make the file *path*, in use until it is released, and open for what is appended. Raises OSError."""
+    held = Hold(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | _OPEN, 0o644))
+    if fcntl is not None:
+        with contextlib.suppress(OSError):  # no locks there: it is written all the same
+            fcntl.flock(held.fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    return held
+
+
 def _locked(path: str, mode: int, *, shared: bool) -> Hold:
     held = Hold(os.open(path, mode | _OPEN))
     if fcntl is not None:
@@ -127,6 +138,15 @@ def keyed(folder: str, name: str, timeout: float, waiting: Callable[[str], None]
                 os.unlink(_note(path))
             with contextlib.suppress(OSError, RuntimeError):
                 lock.release()
+
+
+def check(folder: str) -> Finding:
+    """Say whether keys can be locked in *folder*, for ``tlhub doctor``."""
+    with keyed(folder, "doctor", 0.0, None, 0o600) as lock:
+        if lock or lock.holder:
+            return Finding("locks", True, "two processes that want one kernel build it once")
+    text = f"none can be had in {folder}: processes that want one kernel at the same time each build it"
+    return Finding("locks", False, text)
 
 
 def _note(path: str) -> str:

@@ -7,18 +7,19 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 
 from tlhub import quantity
 from tlhub.cache import key, locks, trust
 from tlhub.cache.entry import MANIFEST, Damaged, Manifest
-from tlhub.cache.store import LOCKS, STAGING, VERSION, Item, Store
+from tlhub.cache.paths import descend, move
+from tlhub.cache.pins import pinned
+from tlhub.cache.store import DAMAGED, LOCKS, STAGING, VERSION, Item, Store
 from tlhub.errors import CacheError
 
 _DAY = 86400.0
-_BY_FD = os.rename in os.supports_dir_fd and os.unlink in os.supports_dir_fd
-_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+_MONTH = 30 * _DAY
 
 
 @dataclass(frozen=True)
@@ -26,11 +27,13 @@ class Plan:
     """What ``remove`` will do: ``remove`` holds what goes with the reason for each, ``keep`` what stays.
 
     ``misdated``: of those kept, the ones dated in the future; they count as used now, and are dated so.
+    ``pinned``: of those kept, the ones that would go if they were not pinned.
     """
 
     remove: tuple[tuple[Item, str], ...]
     keep: tuple[Item, ...]
     misdated: tuple[Item, ...] = ()
+    pinned: tuple[Item, ...] = ()
 
     @property
     def bytes(self) -> int:
@@ -65,14 +68,17 @@ def plan(
     arch: str | None = None,
     kernel: str | None = None,
     stale: Callable[[Manifest], str | None] | None = None,
+    pins: Container[str] = (),
 ) -> Plan:
     """Return what to remove of *items*. Pure.
 
     *arch* and *kernel* say which entries are meant; alone, all of those go. Of the meant ones go: what is
     damaged, what ``stale(manifest)`` has a reason for, what was last used more than *max_age* seconds before
-    *now*, and of the rest the longest unused until they have at most *max_bytes*. Entries that are whole but not
-    trusted stay: a chmod mends them. With no criterion only the damaged go.
+    *now*, and of the rest until they have at most *max_bytes* first those of which there is a newer revision, then
+    the longest unused. Entries that are whole but not trusted stay: a chmod mends them; so do builds whose digest is
+    among *pins*. With no criterion only the damaged go.
     """
+    items = list(items)
     everything = max_age is None and max_bytes is None and stale is None and (arch is not None or kernel is not None)
     filters = ", ".join([*([f"of kernel {kernel}"] if kernel else []), *([f"for {arch}"] if arch else [])])
     gone: list[tuple[Item, str]] = []
@@ -93,19 +99,39 @@ def plan(
             gone.append((item, f"not used for {quantity.age(now - item.used)}"))
         else:
             rest.append(item)
+
+    def is_pinned(item: Item) -> bool:
+        return item.manifest is not None and item.manifest.build_digest in pins
+
     if max_bytes is not None:
-        rest.sort(key=lambda item: (min(item.used, now), item.folder), reverse=True)
-        total, kept = 0, []
-        over = f"over {quantity.size(max_bytes).replace('.0 ', ' ')}"
-        for position, item in enumerate(rest):
-            if total + item.size > max_bytes:  # this one and all that were not used since
-                gone.extend((older, over) for older in rest[position:])
-                break
-            total += item.size
-            kept.append(item)
-        rest = kept
-    keep = sorted([*rest, *others], key=lambda item: item.folder)
-    return Plan(tuple(gone), tuple(keep), tuple(item for item in keep if item.used > now + _DAY))
+        newest = _newest(items)
+        rest.sort(key=lambda item: (is_pinned(item), _current(item, newest), min(item.used, now), item.folder))
+        total, over = sum(item.size for item in rest), f"over {quantity.size(max_bytes).replace('.0 ', ' ')}"
+        going = 0
+        while going < len(rest) and total > max_bytes:
+            total -= rest[going].size
+            going += 1
+        gone.extend((item, over) for item in rest[:going])
+        rest = rest[going:]
+    stay = tuple(item for item, _ in gone if is_pinned(item))
+    gone = [(item, why) for item, why in gone if not is_pinned(item)]
+    keep = sorted([*rest, *others, *stay], key=lambda item: item.folder)
+    return Plan(tuple(gone), tuple(keep), tuple(item for item in keep if item.used > now + _DAY), stay)
+
+
+def _newest(items: Iterable[Item]) -> dict[tuple[str, str], tuple[int, int]]:
+    """Return the newest revisions, of the kernel and of the schedule, that each schedule has among *items*."""
+    newest: dict[tuple[str, str], tuple[int, int]] = {}
+    for m in (item.manifest for item in items if item.manifest is not None):
+        revisions = (m.kernel_revision, m.schedule_revision)
+        newest[m.kernel, m.schedule] = max(revisions, newest.get((m.kernel, m.schedule), revisions))
+    return newest
+
+
+def _current(item: Item, newest: Mapping[tuple[str, str], tuple[int, int]]) -> bool:
+    """Tell whether no newer revision of what made *item* is known; of what is not trusted none is."""
+    m = item.manifest
+    return m is None or (m.kernel_revision, m.schedule_revision) == newest[m.kernel, m.schedule]
 
 
 def remove(store: Store, plan: Plan) -> Removed:
@@ -113,7 +139,7 @@ def remove(store: Store, plan: Plan) -> Removed:
     if not store.writable:
         raise CacheError(f"the store {store.name!r} is read-only: {store.root}")
     count = size = 0
-    spared: list[tuple[Item, str]] = []
+    spared: list[tuple[Item, str]] = [(item, "it is pinned") for item in plan.pinned]
     if store.root is None:
         return Removed(0, 0)
     if plan.remove:
@@ -133,9 +159,13 @@ def remove(store: Store, plan: Plan) -> Removed:
 
 
 def clear(store: Store) -> Removed:
-    """Remove every entry that is not in use, and what dead writers left. Raises CacheError."""
+    """Remove every entry that is neither in use nor pinned, and what dead writers left. Raises CacheError."""
     store.forget()
-    return remove(store, Plan(tuple((item, "cleared") for item in store.entries()), ()))
+    digests = pinned(store)
+    found: tuple[list[Item], list[Item]] = [], []
+    for item in store.entries():
+        found[item.manifest is not None and item.manifest.build_digest in digests].append(item)
+    return remove(store, Plan(tuple((item, "cleared") for item in found[0]), (), pinned=tuple(found[1])))
 
 
 def verify(store: Store) -> Verified:
@@ -143,17 +173,22 @@ def verify(store: Store) -> Verified:
     count = size = 0
     damaged: list[Item] = []
     for item in store.entries():
-        reason = item.reason
-        if reason is None:
-            try:
-                store.open(item).verify()
-            except Damaged as error:
-                reason = error.reason
+        reason = examine(store, item)
         if reason:
             damaged.append(item._replace(reason=reason))
         else:
             count, size = count + 1, size + item.size
     return Verified(count, size, tuple(damaged))
+
+
+def examine(store: Store, item: Item) -> str | None:
+    """Return why not every byte of *item* is as it was published, or None."""
+    if item.reason is None:
+        try:
+            store.open(item).verify()
+        except Damaged as error:
+            return error.reason
+    return item.reason
 
 
 def meant(item: Item, arch: str | None, kernel: str | None) -> bool:
@@ -171,7 +206,7 @@ def _remove(root: str, item: Item) -> str | None:
     if parts[0] != VERSION or not 2 <= len(parts) <= 5 or any(part in ("", ".", "..") for part in parts):
         return "it is not in the store"
     try:
-        with _descend(root, parts[:-1]) as (parent, at):
+        with descend(root, parts[:-1]) as (parent, at):
             name = parts[-1]
             info = os.lstat(name, dir_fd=at) if at is not None else os.lstat(f"{parent}/{name}")
             if not stat.S_ISDIR(info.st_mode):  # a link or a file where an entry should be: itself, never its target
@@ -180,7 +215,8 @@ def _remove(root: str, item: Item) -> str | None:
                 return "it is not an entry"
             else:
                 with locks.claim(f"{parent}/{name}/{MANIFEST}"):
-                    _take_away(root, parent, name, at)
+                    away = move(root, (parent, at), name, STAGING, f"gone-{os.urandom(6).hex()}")
+                shutil.rmtree(away, ignore_errors=True)  # by descriptors: it follows no link
     except locks.InUse:
         return "it is in use"
     except FileNotFoundError:
@@ -195,40 +231,13 @@ def _remove(root: str, item: Item) -> str | None:
     return None
 
 
-def _take_away(root: str, parent: str, name: str, at: int | None) -> None:
-    away = f"{root}/{STAGING}/gone-{os.urandom(6).hex()}"
-    with _descend(root, STAGING.split("/")) as (staging, there):
-        if at is not None:
-            os.rename(name, os.path.basename(away), src_dir_fd=at, dst_dir_fd=there)
-        else:
-            os.rename(f"{parent}/{name}", away)
-        shutil.rmtree(away, ignore_errors=True)  # by descriptors: it follows no link
-
-
-@contextlib.contextmanager
-def _descend(root: str, parts: list[str]) -> Iterator[tuple[str, int | None]]:
-    """Open the folder *parts* below *root*, one by one and following no link; give its path and descriptor."""
-    path = "/".join((root, *parts))
-    if not _BY_FD:
-        if os.path.realpath(path) != os.path.join(os.path.realpath(root), *parts):
-            raise OSError(f"a link is in the way: {path}")
-        yield path, None
-        return
-    fd = os.open(root, _FOLDER)
-    try:
-        for part in parts:
-            inner = os.open(part, _FOLDER, dir_fd=fd)
-            os.close(fd)
-            fd = inner
-        yield path, fd
-    finally:
-        os.close(fd)
-
-
 def _sweep(root: str) -> int:
-    """Remove staging folders and lock files of writers that are no more; return how many folders."""
+    """Remove staging folders and lock files of writers that are no more, and what was damaged a month ago.
+
+    Returns how many staging folders there were.
+    """
     count = 0
-    with contextlib.suppress(OSError), _descend(root, STAGING.split("/")) as (staging, _):
+    with contextlib.suppress(OSError), descend(root, STAGING.split("/")) as (staging, _):
         for name in os.listdir(staging):
             path = f"{staging}/{name}"
             with contextlib.suppress(OSError, locks.InUse):
@@ -240,7 +249,12 @@ def _sweep(root: str) -> int:
                         os.rename(path, gone := f"{staging}/gone-{os.urandom(6).hex()}")
                         shutil.rmtree(gone, ignore_errors=True)
                         count += 1
-    with contextlib.suppress(OSError), _descend(root, LOCKS.split("/")) as (folder, _):
+    with contextlib.suppress(OSError), descend(root, DAMAGED.split("/")) as (folder, _):
+        for name in os.listdir(folder):
+            with contextlib.suppress(OSError):
+                if time.time() - os.lstat(f"{folder}/{name}").st_ctime > _MONTH:  # when it was moved there
+                    shutil.rmtree(f"{folder}/{name}", ignore_errors=True)
+    with contextlib.suppress(OSError), descend(root, LOCKS.split("/")) as (folder, _):
         for name in os.listdir(folder):
             path = f"{folder}/{name}"
             with contextlib.suppress(OSError, locks.InUse):

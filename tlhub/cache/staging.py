@@ -7,6 +7,7 @@ import os
 import stat
 from collections.abc import Sequence
 
+from tlhub import quantity
 from tlhub.cache import locks
 from tlhub.cache.entry import LIBRARY, MANIFEST, Damaged, Folder, Manifest
 from tlhub.cache.manifest import LARGEST_MEMBER, check_member
@@ -75,6 +76,15 @@ def no_room(path: str) -> str | None:
     if found.f_files and found.f_favail < _INODES:
         return f"{path}: the disk has no inodes left"
     return None
+
+
+def room(path: str) -> str:
+    """Return how much room the file system has, for people to read after other facts; "" where it does not tell."""
+    try:
+        found = os.statvfs(path)
+    except (OSError, AttributeError):
+        return ""
+    return f", {quantity.size(found.f_bavail * found.f_frsize)} free"
 
 
 def collect(path: str, members: Sequence[str] | None) -> dict[str, bytes]:

@@ -3,6 +3,8 @@
     <root>/v1/<arch>/<kernel>/<problem digest>/<build digest>/entry.json, kernel.so, ...
     <root>/v1/.staging/   folders being written, one a writer, each locked by it
     <root>/v1/.locks/     locks of keys
+    <root>/v1/.damaged/   what repair moved away
+    <root>/v1/.pins/, .stats/, .tended   see the modules pins, stats and upkeep
 
 An entry appears whole, by one rename. What cannot be kept on disk is kept in memory, with one warning.
 """
@@ -19,15 +21,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from tlhub.cache import key, listing, locks, staging, trust
-from tlhub.cache.entry import LARGEST_MANIFEST, LIBRARY, MANIFEST, Damaged, Entry, Folder, Manifest, Member
+from tlhub.cache.entry import LIBRARY, MANIFEST, Damaged, Entry, Manifest, Member
 from tlhub.cache.listing import VERSION, Item
 from tlhub.cache.staging import Staged
 from tlhub.errors import CacheError
 
-__all__ = ["LOCKS", "STAGING", "VERSION", "Found", "Item", "Skipped", "Staged", "Store"]
+__all__ = ["DAMAGED", "LOCKS", "STAGING", "VERSION", "Found", "Item", "Skipped", "Staged", "Store"]
 
 STAGING = f"{VERSION}/.staging"
 LOCKS = f"{VERSION}/.locks"
+DAMAGED = f"{VERSION}/.damaged"
 
 _DAY = 86400.0
 _TRIES = 4
@@ -54,7 +57,8 @@ class Store:
     ``origin``: what a hit here is called: cache, site, prebuilt or remote. ``match``: the loosest match that
     it serves: exact, compatible or revision. ``shared``: folders may be group-writable, and new ones follow
     the umask; a root that is setgid and group-writable says so by itself. ``owners``: users (ids or names)
-    whose entries are trusted besides one's own and root's.
+    whose entries are trusted besides one's own and root's. ``signed``: whether an entry wants the signature of a key
+    that the user trusts: off, warn or require; None is as TLHUB_SIGNED says.
     """
 
     def __init__(
@@ -66,8 +70,9 @@ class Store:
         shared: bool = False,
         owners: Iterable[int | str] = (),
         match: str = "revision",
+        signed: str | None = None,
     ) -> None:
-        self.name, self.origin, self.writable, self.match = name, origin, writable, match
+        self.name, self.origin, self.writable, self.match, self.signed = name, origin, writable, match, signed
         self.root = None if root is None else os.path.realpath(os.fspath(root))
         self.policy = trust.policy(shared, owners)
         self._kept: dict[str, list[Entry]] = {}
@@ -91,7 +96,7 @@ class Store:
                 skipped.append(Skipped(folder, refused))
             for name in names:
                 try:
-                    entry = self._open(f"{folder}/{name}", rule)
+                    entry = Entry.open(f"{folder}/{name}", self.name, rule)
                     if entry.manifest.problem_digest != problem_digest:
                         raise Damaged("it is in the folder of another problem")
                     entries.append(entry)
@@ -102,7 +107,12 @@ class Store:
 
     def entries(self) -> Iterator[Item]:
         """Iterate over everything below the root that is, or stands where there should be, an entry."""
-        return iter(()) if self.root is None else listing.items(self.root, self.open)
+        if self.root is None:
+            return iter(())
+        try:
+            return listing.items(self.root, *self._walk(""))
+        except OSError:  # there is no root
+            return iter(())
 
     def open(self, item: Item) -> Entry:
         """Return the entry that *item* is. Raises Damaged."""
@@ -113,11 +123,28 @@ class Store:
             raise Damaged(f"{item.folder} cannot be read: {error.strerror}") from error
         if refused:
             raise Damaged(refused)
-        entry = self._open(f"{self.root}/{item.folder}", rule)
+        entry = Entry.open(f"{self.root}/{item.folder}", self.name, rule)
         manifest = entry.manifest
         if below != key.parent(manifest.arch, manifest.kernel, manifest.problem_digest):
             raise Damaged("it is in the folder of another problem")
         return entry
+
+    def vouch(self, entry: Entry) -> None:
+        """Raise Damaged where the store wants a trusted signature of the entry and there is none, or warn of it."""
+        if self.wants_signatures and entry.published:  # what was never in a folder is this process's own
+            from tlhub.cache import vouching
+
+            vouching.check(entry, self.signed or vouching.policy(), self.signature)
+
+    @property
+    def wants_signatures(self) -> bool:
+        return (self.signed or os.environ.get("TLHUB_SIGNED") or "off") != "off"
+
+    def signature(self, digest: str, signer: str) -> bytes | None:
+        """Return the signature of a manifest by a key, not verified, or None. *signer*: the key's id."""
+        from tlhub.cache import signature
+
+        return None if self.root is None else signature.read(self.root, digest, signer)
 
     def forget(self) -> None:
         """Drop the entries that are kept in memory."""
@@ -161,17 +188,6 @@ class Store:
             path = f"{path}/{part}"
             refused = trust.refusal_of_folder(path, os.lstat(path), rule)
         return rule, refused
-
-    def _open(self, folder: str, rule: trust.Policy) -> Entry:
-        with Folder(folder) as opened:
-            refused = trust.refusal_of_folder(folder, opened.info(), rule)
-            if refused:
-                raise Damaged(refused)
-            data, info = opened.read(MANIFEST, LARGEST_MANIFEST, rule)
-        manifest = Manifest.parse(data)
-        if not os.path.basename(folder).startswith(manifest.build_digest[:16]):
-            raise Damaged("it is in the folder of another build")
-        return Entry(folder, manifest, self.name, policy=rule, used=info.st_mtime)
 
     def check_readable(self) -> None:
         """Raise CacheError, with the remedy, if the folder is missing or not to be trusted: nothing in it is served."""
@@ -219,8 +235,12 @@ class Store:
     def _staged(self) -> Staged:
         return staging.private(f"{self.root}/{STAGING}")
 
-    def publish(self, staged: Staged, manifest: Manifest, members: Sequence[str] | None = None) -> Entry:
+    def publish(
+        self, staged: Staged, manifest: Manifest, members: Sequence[str] | None = None, *, own: bool = False
+    ) -> Entry:
         """Make an entry of the files in *staged* (of all, or of *members*) and return it.
+
+        *own*: this process compiled it, so that it needs nobody's signature to be served to this user.
 
         Its bytes are in the Entry already. If another writer was first, the entry is that one's, if it
         verifies; a damaged one stays where it is, and the new one goes beside it. If the store takes
@@ -240,6 +260,10 @@ class Store:
             except OSError as error:  # full, read-only, stale, another device ...
                 reason = error.reason if isinstance(error, Damaged) else f"{self.root}: {error.strerror or error}"
         staged.discard()
+        if own and self.wants_signatures and entry is not None and entry.manifest is manifest:
+            from tlhub.cache import vouching
+
+            vouching.adopt(manifest)
         if entry is None:
             entry = Entry(None, manifest, self.name, held=data)
             self._kept.setdefault(manifest.problem_digest, []).append(entry)
@@ -249,6 +273,10 @@ class Store:
                 self._warned = True
                 warnings.warn(str(self.unkept), RuntimeWarning, stacklevel=2)
         entry.hold()
+        if entry.published and self.origin == "cache":  # a site's folder is for whoever keeps it to prune
+            from tlhub.cache import upkeep  # it needs this module
+
+            upkeep.published(self, sum(map(len, data.values())))
         return entry
 
     def lock(
@@ -287,6 +315,12 @@ class Store:
                 os.mkdir(path, self._mode())
         return self._walk(below)
 
+    def own(self, below: str) -> str | None:
+        """Return the path of a folder below the root, made where it is missing, or None where nothing can be kept."""
+        if self.root is None or not self.writable or self._prepare() or self.make(below)[1]:
+            return None
+        return f"{self.root}/{below}"
+
     def _mode(self) -> int:
         """Return the mode of new folders, before the umask: others write only where that is declared."""
         assert self.root is not None
@@ -320,9 +354,10 @@ class Store:
         return None
 
     def _winner(self, folder: str, rule: trust.Policy, manifest: Manifest) -> Entry | None:
-        """Return the entry that another writer put there, if it is whole and of the same build."""
+        """Return the entry that another writer put there, if it is whole, of the same build, and vouched for."""
         try:
-            winner = self._open(folder, rule)
+            winner = Entry.open(folder, self.name, rule)
+            self.vouch(winner)
             winner.verify()
             winner.prepare()
         except Damaged:

@@ -16,8 +16,11 @@ _COMMANDS = {
     "plugins": "tlhub.cli.listings:plugins",
     "cache": "tlhub.cli.cache:cache",
     "pin": "tlhub.cli.pin:pin",
+    "remote": "tlhub.cli.remote:remote",
+    "trust": "tlhub.cli.trust:trust",
     "doctor": "tlhub.cli.doctor:doctor",
     "plugin": "tlhub.cli.plugin:plugin",
+    "package": "tlhub.cli.package:package",
 }
 
 

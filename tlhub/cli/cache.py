@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
-import sys
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tlhub.cli import output
-from tlhub.cli.command import FOUND_PROBLEMS, Command, Group, json_option, words
+from tlhub.cli.command import Command, Group, json_option, words
 from tlhub.errors import ArgumentError, CacheError, UnknownName
 from tlhub.quantity import age, size
 
@@ -30,7 +30,12 @@ _COMMANDS = {
     "refusals": "tlhub.cli.refusals:refusals",
     "prune": "tlhub.cli.prune:prune",
     "clear": "tlhub.cli.prune:clear",
-    "verify": "tlhub.cli.cache:verify",
+    "pin": "tlhub.cli.prune:pin",
+    "unpin": "tlhub.cli.prune:unpin",
+    "verify": "tlhub.cli.verify:verify",
+    "stats": "tlhub.cli.stats:stats",
+    "export": "tlhub.cli.archive:export",
+    "import": "tlhub.cli.archive:import_",
 }
 
 
@@ -55,26 +60,32 @@ def ls(kernel: str | None, arch: str | None, as_json: bool) -> None:
 
     Dims that are symbolic and options at their defaults are left out.
     """
+    from tlhub.cache.pins import pinned
     from tlhub.cache.prune import meant
 
     store = user_store()
-    items = _judged(store)
+    items, pins = _judged(store), pinned(store)
     check_kernel(kernel, items)
     place = full_arch(arch)
     found = [i for i in items if meant(i, place, kernel)]
     now, total = time.time(), sum(i.size for i in found)
     if as_json:
-        document = {"path": store.root, "count": len(found), "size": total, "entries": [_item_json(i) for i in found]}
+        document = {
+            "path": store.root,
+            "count": len(found),
+            "size": total,
+            "entries": [_item_json(i, pins) for i in found],
+        }
         output.write_json(document)
         return
-    rows = []
-    for item in found:
+    states = [_state(i, pins) for i in found]
+    rows, plain = [], set(states) <= {"ok"}
+    for item, state in zip(found, states, strict=True):
         m = item.manifest
         what = (m.kernel, _fixed_dims(m), m.problem.dtype, _chosen(m), m.arch, m.schedule) if m else ("?",) * 6
-        state = () if all(i.reason is None for i in found) else ("not served" if item.reason else "ok",)
-        rows.append((name_of(item), *what, *state, size(item.size), age(now - item.used)))
+        rows.append((name_of(item), *what, *(() if plain else (state,)), size(item.size), age(now - item.used)))
     columns = ["entry", "kernel", "dims", "dtype", "options", "arch", "schedule", "size", "used"]
-    if any(i.reason for i in found):
+    if not plain:
         columns.insert(-2, "state")
     output.table(columns, rows, right=["size", "used"], whole=["entry"])
     for item in found:
@@ -88,13 +99,13 @@ def ls(kernel: str | None, arch: str | None, as_json: bool) -> None:
 @json_option
 def info(entry: str, as_json: bool) -> None:
     """Show the manifest of ENTRY: its name in `cache ls`, the first digits of its key, or its folder."""
+    from tlhub.cache.pins import pinned
+
     store = user_store()
-    item = _find(store, entry)
-    if item.manifest is None:
-        raise CacheError(f"entry {name_of(item)} is not usable: {item.reason}", hint="tlhub cache verify")
-    m = item.manifest
+    item = find(store, entry)
+    m, pins = usable(item), pinned(store)
     if as_json:
-        output.write_json({**_item_json(item), "manifest": {**m.to_json()}})
+        output.write_json({**_item_json(item, pins), "manifest": {**m.to_json()}})
         return
     pairs: list[tuple[str, Any]] = [
         ("entry", f"{store.root}/{item.folder}"),
@@ -115,33 +126,12 @@ def info(entry: str, as_json: bool) -> None:
         ("provenance", words(m.provenance.items())),
         ("size", f"{size(item.size)} in {item.files} files"),
         ("used", f"{age(time.time() - item.used)} ago"),
+        ("state", _state(item, pins)),
     ]
     pairs += [(name, f"{size(member.size)}  sha256 {member.sha256}") for name, member in m.members.items()]
     if item.reason:
         pairs.append(("not served", item.reason))
     output.fields(pairs)
-
-
-@click.command(cls=Command)
-@json_option
-def verify(as_json: bool) -> None:
-    """Read and hash every entry; exits with 1 where one is damaged."""
-    from tlhub.cache import prune
-
-    store = user_store()
-    items_of(store)
-    found = prune.verify(store)
-    if as_json:
-        damaged = [{"entry": i.folder, "size": i.size, "reason": i.reason} for i in found.damaged]
-        output.write_json({"path": store.root, "whole": found.count, "size": found.bytes, "damaged": damaged})
-    elif found.damaged:
-        rows = [(i.folder, size(i.size), i.reason) for i in found.damaged]
-        output.table(["entry", "size", "damage"], rows, right=["size"])
-    note = f"{count_entries(found.count)} whole, {size(found.bytes)} in {store.root}; {len(found.damaged)} damaged"
-    output.note(note)
-    if found.damaged:
-        output.note("hint: tlhub cache prune --stale removes what is damaged; it is never served")
-        sys.exit(FOUND_PROBLEMS)
 
 
 def full_arch(arch: str | None) -> str | None:
@@ -180,10 +170,22 @@ def items_of(store: Store) -> list[Item]:
     root = root_of(store)
     if os.path.lexists(root) and not os.path.isdir(root):
         store.check()
-    return list(store.entries())
+    gc.disable()  # manifests hold no cycles, and to look for some in very many takes as long as to read them
+    try:
+        return list(store.entries())
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
-def _find(store: Store, typed: str) -> Item:
+def usable(item: Item) -> Manifest:
+    """Return the manifest of *item*. Raises CacheError where it has none that can be read."""
+    if item.manifest is None:
+        raise CacheError(f"entry {name_of(item)} is not usable: {item.reason}", hint="tlhub cache verify")
+    return item.manifest
+
+
+def find(store: Store, typed: str) -> Item:
     """Return the entry that is called so, or whose key begins so; the path of its folder, as get prints it, will do.
 
     Of a damaged entry and its rebuild, which share a key, the whole one is meant unless the other is named in full.
@@ -264,7 +266,11 @@ def _chosen(manifest: Manifest) -> str:
     return words(chosen) if chosen else "defaults"
 
 
-def _item_json(item: Item) -> dict[str, Any]:
+def _state(item: Item, pins: frozenset[str]) -> str:
+    return "not served" if item.reason else "pinned" if key_of(item) in pins else "ok"
+
+
+def _item_json(item: Item, pins: frozenset[str]) -> dict[str, Any]:
     m = item.manifest
     return {
         "entry": item.folder,
@@ -278,6 +284,7 @@ def _item_json(item: Item) -> dict[str, Any]:
         "size": item.size,
         "files": item.files,
         "used": item.used,
+        "pinned": key_of(item) in pins,
         "reason": item.reason,
     }
 

@@ -17,16 +17,19 @@ import click
 from tlhub.cli import output
 from tlhub.cli.command import FOUND_PROBLEMS, Command, json_option
 from tlhub.errors import TlhubError, did_you_mean
-from tlhub.quantity import size
+from tlhub.specs import Finding
 
 VARIABLES = (
     "TLHUB_CACHE_DIR",
+    "TLHUB_CACHE_SIZE",
     "TLHUB_COMPILE",
     "TLHUB_DEVICE",
     "TLHUB_MATCH",
     "TLHUB_PINS",
     "TLHUB_RECORD",
     "TLHUB_STORES",
+    "TLHUB_SIGNED",
+    "TLHUB_OFFLINE",
     "TLHUB_NUM_THREADS",
     "TLHUB_DISABLE_PLUGINS",
     "TLHUB_DEBUG",
@@ -163,7 +166,8 @@ def _compiler() -> Iterable[Check]:
 
 
 def _cache() -> Iterable[Check]:
-    from tlhub.cache.staging import no_room
+    from tlhub.cache import listing, locks, mounts, staging, upkeep
+    from tlhub.cache.store import LOCKS
     from tlhub.stores import user_store
 
     store = user_store()
@@ -173,18 +177,15 @@ def _cache() -> Iterable[Check]:
         yield Check("cache", "failed", _first_line(error), error.hint)
         return
     root = str(store.root)
-    full = no_room(root)
+    full = staging.no_room(root)
     if full:
-        yield Check(
-            "cache", "failed", full, "tlhub cache prune --max-size 1GiB, or TLHUB_CACHE_DIR=/a/folder/with/room"
-        )
+        hint = "tlhub cache prune --max-size 1GiB, or TLHUB_CACHE_DIR=/a/folder/with/room"
+        yield Check("cache", "failed", full, hint)
         return
-    free = ""
-    if hasattr(os, "statvfs"):
-        found = os.statvfs(root)
-        free = f", {size(found.f_bavail * found.f_frsize)} free"
-    kind = _file_system(root)
-    yield Check("cache", "ok", f"{root} (mode {os.stat(root).st_mode & 0o7777:04o}, {kind}{free})")
+    yield Check("cache", "ok", f"{root} (mode {os.stat(root).st_mode & 0o7777:04o}{staging.room(root)})")
+    items = list(store.entries())
+    found = (mounts.check(root), locks.check(f"{root}/{LOCKS}"), listing.check(items), upkeep.check(items))
+    yield from map(_check, found)
 
 
 def _plugins() -> Iterable[Check]:
@@ -211,19 +212,20 @@ def _devices() -> Iterable[Check]:
         detail = here or "no device here: kernels can be built for it, not called"
         why = target.absent()
         yield Check(f"target {target.name}", "ok", f"{detail} ({why})" if why else detail)
-        for name, fine, text, hint in target.checks():
-            yield Check(name, "ok" if fine else "warning", text, hint)
+        yield from map(_check, target.checks())
 
 
 def _environment() -> Iterable[Check]:
     set_here = sorted(name for name in os.environ if name.startswith("TLHUB_"))
     readers = {
+        "TLHUB_CACHE_SIZE": _cache_size,
         "TLHUB_COMPILE": _compile_switch,
         "TLHUB_DEVICE": _default_device,
         "TLHUB_MATCH": _match_policy,
         "TLHUB_NUM_THREADS": _threads,
         "TLHUB_PINS": _pins,
         "TLHUB_STORES": _site_stores,
+        "TLHUB_SIGNED": _signatures,
         "TLHUB_DISABLE_PLUGINS": _disabled_plugins,
     }
     good: list[str] = []
@@ -247,6 +249,13 @@ def _environment() -> Iterable[Check]:
 
 
 # -- the variables, each through what reads it: it raises what a lookup would ----------------------
+
+
+def _cache_size() -> Iterable[Check]:
+    from tlhub.cache.upkeep import limit
+
+    limit()
+    return ()
 
 
 def _compile_switch() -> Iterable[Check]:
@@ -286,8 +295,14 @@ def _threads() -> Iterable[Check]:
 
 
 def _site_stores() -> Iterable[Check]:
-    from tlhub.stores import site_stores
+    from tlhub.stores import remote_stores, site_stores
 
+    for store in remote_stores():
+        try:
+            store.check_readable()
+            yield Check("store", "ok", store.name)
+        except TlhubError as error:
+            yield Check("store", "warning", f"{store.name}: {_first_line(error)}", error.hint)
     for store in site_stores():
         root = str(store.root)
         if not os.path.lexists(root):
@@ -304,6 +319,13 @@ def _site_stores() -> Iterable[Check]:
             yield Check("store", "warning", text, f"TLHUB_CACHE_DIR={shlex.quote(root)} tlhub cache verify")
         else:
             yield Check("store", "ok", root)
+
+
+def _signatures() -> Iterable[Check]:
+    from tlhub.cache import keyring, vouching
+
+    if vouching.policy() != "off" and not keyring.trusted():
+        yield Check("signatures", "warning", "no key is trusted: no signature counts", "tlhub trust add NAME FILE")
 
 
 def _disabled_plugins() -> Iterable[Check]:
@@ -329,6 +351,10 @@ _LOOKS: tuple[Callable[[], Iterable[Check]], ...] = (
 )
 
 
+def _check(found: Finding) -> Check:
+    return Check(found.name, "ok" if found.ok else "warning", found.detail, found.hint)
+
+
 def _version(distribution: str) -> str | None:
     try:
         return metadata.version(distribution)
@@ -338,18 +364,3 @@ def _version(distribution: str) -> str | None:
 
 def _first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0]
-
-
-def _file_system(path: str) -> str:
-    """Return the type of the file system that holds *path*, as Linux names it."""
-    best, kind = "", "file system unknown"
-    try:
-        with open("/proc/mounts", encoding="utf-8", errors="replace") as mounts:
-            for line in mounts:
-                _, point, type_, *_ = line.split(" ")
-                point = point.encode().decode("unicode_escape")
-                if (path + "/").startswith(point.rstrip("/") + "/") and len(point) >= len(best):
-                    best, kind = point, type_
-    except (OSError, ValueError):
-        pass
-    return kind

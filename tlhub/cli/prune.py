@@ -1,4 +1,4 @@
-"""``cache prune`` and ``cache clear``: what goes, shown before it does."""
+"""``cache prune`` and ``clear``: what goes, shown before it does; ``pin`` and ``unpin``: what never does."""
 
 from __future__ import annotations
 
@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tlhub.cli import output
-from tlhub.cli.cache import check_kernel, count_entries, full_arch, items_of, key_of, name_of, root_of, user_store
+from tlhub.cli.cache import (
+    check_kernel,
+    count_entries,
+    find,
+    full_arch,
+    items_of,
+    key_of,
+    name_of,
+    root_of,
+    usable,
+    user_store,
+)
 from tlhub.cli.command import FOUND_PROBLEMS, Command, json_option
 from tlhub.errors import ArgumentError
 from tlhub.quantity import parse_age, parse_size, size
@@ -37,7 +48,7 @@ def prune(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Remove entries by age, size, arch, kernel or staleness, and damaged ones; those in use are spared.
+    """Remove entries by age, size, arch, kernel or staleness, and damaged ones; those in use or pinned are spared.
 
     --arch and --kernel choose by themselves, and narrow what the others choose from.
     """
@@ -45,6 +56,7 @@ def prune(
     if all(c is None for c in chosen) and not stale:
         raise ArgumentError("prune needs to know what to remove", hint="tlhub cache prune --older-than 30d --dry-run")
     from tlhub.cache import prune as removal
+    from tlhub.cache.pins import pinned
 
     store = user_store()
     items = items_of(store)
@@ -60,6 +72,7 @@ def prune(
         arch=full_arch(arch),
         kernel=kernel,
         stale=_staleness() if stale else None,
+        pins=pinned(store),
     )
     removed = None if dry_run else removal.remove(store, plan)
     if as_json:
@@ -70,6 +83,8 @@ def prune(
         output.table(["entry", "kernel", "size", "why"], rows, right=["size"], whole=["entry"])
     if removed is None:
         output.note(f"{count_entries(len(plan.remove))}, {size(plan.bytes)} would be removed from {store.root}")
+        if plan.pinned:
+            output.note(f"{count_entries(len(plan.pinned))} would be spared: pinned")
     else:
         _say(removed, str(store.root))
 
@@ -78,7 +93,7 @@ def prune(
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
 def clear(yes: bool, as_json: bool) -> None:
-    """Remove every entry, after showing what that is and asking; those in use are spared."""
+    """Remove every entry, after showing what that is and asking; those in use or pinned are spared."""
     from tlhub.cache import prune as removal
 
     store = user_store()
@@ -99,6 +114,32 @@ def clear(yes: bool, as_json: bool) -> None:
         output.write_json({"path": root, **_removed_json(removed)})
     else:
         _say(removed, root)
+
+
+@click.command(cls=Command)
+@click.argument("entries", nargs=-1, required=True, metavar="ENTRY..")
+def pin(entries: tuple[str, ...]) -> None:
+    """Keep each ENTRY, whatever prune and clear are told, until it is unpinned; it is named as for `cache info`."""
+    from tlhub.cache import pins
+
+    store = user_store()
+    found = [(item, usable(item)) for item in (find(store, entry) for entry in entries)]
+    for item, manifest in found:
+        pins.pin(store, manifest)
+        output.note(f"pinned {name_of(item)}: {_what(item)}")
+
+
+@click.command(cls=Command)
+@click.argument("entries", nargs=-1, required=True, metavar="ENTRY..")
+def unpin(entries: tuple[str, ...]) -> None:
+    """Let each ENTRY go again like any other."""
+    from tlhub.cache import pins
+
+    store = user_store()
+    found = [(item, usable(item)) for item in (find(store, entry) for entry in entries)]
+    for item, manifest in found:
+        pins.unpin(store, manifest)
+        output.note(f"unpinned {name_of(item)}: {_what(item)}")
 
 
 def _staleness() -> Callable[[Any], str | None]:

@@ -1,0 +1,131 @@
+"""What prune and clear remove, and what pins keep."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+import time
+
+import pytest
+from cache_commands import entries, libraries
+
+
+def test_prune_dry_run_removes_nothing(tlhub, store):
+    outcome = tlhub("cache", "prune", "--max-size", "0", "--dry-run", "--json")
+    assert outcome.code == 0 and len(outcome.json["chosen"]) == 2 and outcome.json["removed"] == 0
+    assert len(libraries(store)) == 2
+
+
+def test_prune_by_age_size_kernel_and_arch(tlhub, store):
+    assert tlhub("cache", "prune", "--older-than", "30d", "--json").json["removed"] == 0
+    assert tlhub("cache", "prune", "--kernel", "attention", "--json").json["removed"] == 0
+    first, second = entries(tlhub)
+    old = store / first["entry"] / "entry.json"
+    os.utime(old, (1e9, 1e9))
+    assert tlhub("cache", "prune", "--older-than", "30d", "--json").json["removed"] == 1
+    assert [e["key"] for e in entries(tlhub)] == [second["key"]]
+    assert tlhub("cache", "prune", "--max-size", "1GiB", "--json").json["removed"] == 0
+    gone = tlhub("cache", "prune", "--arch", second["arch"], "--json").json
+    assert gone["removed"] == 1 and gone["size"] == second["size"]
+    assert libraries(store) == []
+
+
+def test_prune_stale(tlhub, store, monkeypatch):
+    from dataclasses import replace
+
+    from tlhub import catalog
+
+    assert tlhub("cache", "prune", "--stale", "--json").json["removed"] == 0
+    known = catalog.load()
+    newer = tuple(replace(s, revision=s.revision + 1) for s in known.schedules["gemm"])
+    changed = replace(known, schedules={**known.schedules, "gemm": newer})
+    monkeypatch.setattr(catalog, "load", lambda: changed)
+    chosen = tlhub("cache", "prune", "--stale", "--json").json["chosen"]
+    assert len(chosen) == 2 and all("schedule revision" in c["reason"] for c in chosen)
+    assert libraries(store) == []
+
+
+@pytest.mark.parametrize("missing", ["kernels", "schedules"])
+def test_prune_stale_takes_what_was_uninstalled(tlhub, store, monkeypatch, missing):
+    from dataclasses import replace
+
+    from tlhub import catalog
+
+    known = catalog.load()
+    monkeypatch.setattr(catalog, "load", lambda: replace(known, **{missing: {}}))
+    # a plugin that is only switched off, or broken, would ask for them when it is back
+    monkeypatch.setenv("TLHUB_DISABLE_PLUGINS", "tlhub-core")
+    assert tlhub("cache", "prune", "--stale", "--json").json["chosen"] == []
+    monkeypatch.delenv("TLHUB_DISABLE_PLUGINS")
+    chosen = tlhub("cache", "prune", "--stale", "--json").json["chosen"]
+    assert len(chosen) == 2 and all("any more" in c["reason"] for c in chosen)
+    assert libraries(store) == []
+
+
+def test_prune_says_why_in_plain_words(tlhub, store):
+    def reasons(*args):
+        return {c["reason"] for c in tlhub("cache", "prune", *args, "--dry-run", "--json").json["chosen"]}
+
+    arch = entries(tlhub)[0]["arch"]
+    assert reasons("--max-size", "1KiB") == {"over 1 KiB"}
+    assert reasons("--kernel", "gemm", "--arch", arch) == {f"of kernel gemm, for {arch}"}
+    for manifest in store.glob("v1/*/*/*/*/entry.json"):
+        os.utime(manifest, (time.time() - 7500,) * 2)
+    assert reasons("--older-than", "1min") == {"not used for 2 h"}
+
+
+def test_clear_refuses_without_a_terminal(tlhub, store):
+    outcome = tlhub("cache", "clear")
+    assert outcome.code == 2 and outcome.stdout == ""
+    assert str(store) in outcome.stderr and outcome.stderr.endswith("hint: tlhub cache clear --yes\n")
+    assert len(libraries(store)) == 2
+
+
+def test_clear_with_yes(tlhub, store):
+    outcome = tlhub("cache", "clear", "--yes", "--json")
+    assert outcome.code == 0 and outcome.json["removed"] == 2 and libraries(store) == []
+
+
+@pytest.mark.parametrize(("answer", "left", "code"), [("n", 2, 1), ("", 2, 1), ("y", 0, 0)])
+def test_clear_asks_on_a_terminal(store, answer, left, code):
+    """A57: path, count and size are shown, and only a yes removes."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from tlhub.cli import main; main()", "cache", "clear"],
+        stdin=theirs,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    os.close(theirs)
+    os.write(ours, f"{answer}\n".encode())
+    _, shown = process.communicate(timeout=60)
+    os.close(ours)
+    assert str(store) in shown and "2 entries, " in shown and "KiB" in shown
+    assert process.returncode == code and len(libraries(store)) == left
+
+
+def test_a_pinned_entry_is_spared_until_it_is_unpinned(tlhub, store, wrong):
+    first, second = entries(tlhub)
+    pinned = tlhub("cache", "pin", first["key"][:12], str(store / first["entry"]))
+    assert pinned.code == 0 and "pinned" in pinned.stderr and "gemm" in pinned.stderr
+    assert [e["pinned"] for e in entries(tlhub)] == [True, False]
+    assert [" pinned " in row for row in tlhub("cache", "ls").stdout.splitlines()[1:]] == [True, False]
+    assert "pinned" in tlhub("cache", "info", first["key"]).stdout
+    plan = tlhub("cache", "prune", "--max-size", "0", "--dry-run")
+    assert "1 entry would be spared: pinned" in plan.stderr
+    gone = tlhub("cache", "clear", "--yes", "--json").json
+    assert gone["removed"] == 1 and [s["reason"] for s in gone["spared"]] == ["it is pinned"]
+    assert [e["key"] for e in entries(tlhub)] == [first["key"]]
+    assert tlhub("cache", "unpin", first["key"]).code == 0
+    assert tlhub("cache", "prune", "--max-size", "0", "--json").json["removed"] == 1
+    assert "no entry" in wrong("cache", "pin", second["key"])
+
+
+def test_a_damaged_entry_cannot_be_pinned(tlhub, store):
+    manifest = libraries(store)[0].parent / "entry.json"
+    manifest.write_text("{}")
+    outcome = tlhub("cache", "pin", manifest.parent.name)
+    assert outcome.code == 1 and "not usable" in outcome.stderr

@@ -1,0 +1,111 @@
+"""``tlhub trust``, from a new key to a kernel that serves because it is signed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+PROBLEM = ("gemm", "8,8,8", "--dtype", "float32")
+
+
+@pytest.fixture
+def people(tmp_path, monkeypatch):
+    """Become another user of this machine, with a configuration of one's own: ``people("alice")``."""
+    from tlhub.cache import vouching
+
+    def become(name):
+        monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / name / "config"))
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / name / "state"))
+        monkeypatch.setattr(vouching, "_unkept", set())
+
+    become("alice")
+    return become
+
+
+@pytest.fixture
+def built(tlhub, cold_cache, people):
+    assert tlhub("cache", "prewarm", *PROBLEM).code == 0
+    return cold_cache
+
+
+def test_from_a_key_to_a_kernel_that_serves(tlhub, built, people, monkeypatch):
+    from tlhub import hub
+
+    public = tlhub("trust", "keygen", "release").stdout.strip()
+    assert public.endswith("release.pub") and oct(os.stat(public[:-4] + ".key").st_mode)[-3:] == "600"
+    people("bob")
+    monkeypatch.setenv("TLHUB_SIGNED", "require")
+    monkeypatch.setenv("TLHUB_COMPILE", "never")
+    hub.forget()
+    assert tlhub("trust", "check").code == 1
+    assert tlhub("get", *PROBLEM).code == 1
+    assert "nobody whom you trust signed it (you trust no key)" in tlhub("explain", *PROBLEM).stdout
+    people("alice")
+    done = tlhub("trust", "sign", "--key", "release", "--json").json
+    assert done["signed"] == 1 and done["damaged"] == []
+    people("bob")
+    assert tlhub("get", *PROBLEM).code == 1
+    assert tlhub("trust", "add", "alice", public).code == 0
+    listed = tlhub("trust", "ls", "--json").json
+    assert [k["name"] for k in listed["keys"]] == ["alice"] and listed["policy"] == "require"
+    assert tlhub("get", *PROBLEM, "--json").json["origin"] == "cache"
+    checked = tlhub("trust", "check", "--json")
+    assert checked.code == 0 and [e["vouched_for_by"] for e in checked.json["entries"]] == ["alice"]
+    assert tlhub("trust", "rm", "alice").code == 0
+    hub.forget()
+    assert tlhub("get", *PROBLEM).code == 1
+
+
+def test_what_one_builds_under_require_serves_again(tlhub, cold_cache, people, monkeypatch):
+    from tlhub import hub
+
+    monkeypatch.setenv("TLHUB_SIGNED", "require")
+    assert tlhub("get", *PROBLEM, "--json").json["origin"] == "built"
+    hub.forget()
+    again = tlhub("cache", "prewarm", *PROBLEM, "--json").json
+    assert again["present"] == 1
+    assert tlhub("trust", "check", "--json").json["entries"][0]["vouched_for_by"] == "here"
+
+
+def test_a_damaged_entry_is_not_signed(tlhub, built):
+    tlhub("trust", "keygen", "release")
+    (library,) = Path(built).glob("v1/*/*/*/*/kernel.so")
+    library.chmod(0o644)
+    library.write_bytes(b"evil")
+    done = tlhub("trust", "sign", "--key", "release", "--json")
+    assert done.code == 1 and done.json["signed"] == 0 and "torn" in done.json["damaged"][0]["reason"]
+
+
+def test_what_is_typed_wrong(tlhub, wrong, cold_cache, people, tmp_path):
+    assert "cannot be read" in wrong("trust", "add", "x", str(tmp_path / "nothing"))
+    (tmp_path / "text").write_text("no key")
+    assert "no PEM public key" in wrong("trust", "add", "x", str(tmp_path / "text"))
+    assert "cannot be called" in wrong("trust", "keygen", "../x")
+    assert "no trusted key 'x'" in wrong("trust", "rm", "x")
+    assert "hint: tlhub trust keygen NAME" in wrong("trust", "sign", "--key", "nobody")
+    assert "unknown kernel" in wrong("trust", "check", "--kernel", "gem")
+    tlhub("trust", "keygen", "release")
+    missing = tlhub("trust", "sign", "--key", "release", "--store", str(tmp_path / "missing"))
+    assert missing.code == 1 and "missing" in missing.stderr and "Traceback" not in missing.stderr
+
+
+def test_doctor_says_that_no_signature_counts(people, monkeypatch):
+    from tlhub.cli.doctor import _environment
+
+    monkeypatch.setenv("TLHUB_SIGNED", "require")
+    (warning,) = [c for c in _environment() if c.name == "signatures"]
+    assert warning.state == "warning" and warning.hint == "tlhub trust add NAME FILE"
+    monkeypatch.setenv("TLHUB_SIGNED", "maybe")
+    assert any(c.state == "failed" and "TLHUB_SIGNED is 'maybe'" in c.detail for c in _environment())
+
+
+@pytest.mark.light
+def test_a_store_has_a_policy_of_its_own(tlhub, wrong, tmp_path, monkeypatch):
+    from tlhub.stores import site_stores
+
+    monkeypatch.setenv("TLHUB_STORES", f"{tmp_path}/a?signed=require:{tmp_path}/b")
+    assert [s.signed for s in site_stores()] == ["require", None]
+    monkeypatch.setenv("TLHUB_STORES", f"{tmp_path}/a?signed=yes")
+    assert "allowed are off, warn, require" in wrong("explain", *PROBLEM)

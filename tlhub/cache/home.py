@@ -1,0 +1,64 @@
+"""The user's own files besides the cache: what is configured, and what was learnt. By the XDG rules, as on Linux."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+
+from tlhub.cache import trust
+from tlhub.errors import CacheError
+
+OWN = trust.Policy()
+"""Nobody but the user and root may have written them."""
+
+
+def config(name: str) -> str | None:
+    """Return the path of *name* in the user's configuration, None without a home."""
+    return _path("XDG_CONFIG_HOME", ".config", name)
+
+
+def state(name: str) -> str | None:
+    """Return the path of *name* among what was learnt, None without a home."""
+    return _path("XDG_STATE_HOME", ".local/state", name)
+
+
+def make(folder: str | None) -> str:
+    """Return *folder*, made with mode 0700 where it was missing. Raises CacheError."""
+    if folder is None:
+        raise CacheError("there is no home folder: HOME is not set", hint="export HOME=/a/folder/that/you/can/write")
+    try:
+        os.makedirs(os.path.dirname(folder), mode=0o700, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder, 0o700)
+        refused = trust.refusal_of_folder(folder, os.lstat(folder), OWN)
+    except OSError as error:
+        raise CacheError(f"{folder} cannot be made: {error.strerror}", hint="export HOME=/another/folder") from error
+    if refused:
+        text, _, command = refused.partition(trust.MEND)
+        raise CacheError(text, hint=command or None)
+    return folder
+
+
+def write(folder: str, name: str, data: bytes, mode: int) -> None:
+    """Write a file of *folder* whole or not at all, at no time open beyond *mode*. Raises OSError."""
+    draft = f"{folder}/.{os.getpid()}-{os.urandom(6).hex()}"
+    try:
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            file.write(data)
+        os.replace(draft, f"{folder}/{name}")
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(draft)
+        raise
+
+
+def _path(variable: str, usual: str, name: str) -> str | None:
+    base, home = os.environ.get(variable, ""), os.environ.get("HOME", "")
+    if os.path.isabs(base):
+        return os.path.join(base, "tlhub", name)
+    if sys.platform == "win32":
+        import platformdirs
+
+        return os.path.join(platformdirs.user_config_dir("tlhub", appauthor=False), name)
+    return os.path.join(home, usual, "tlhub", name) if os.path.isabs(home) else None

@@ -1,0 +1,141 @@
+"""The user's keys: public ones whose signatures count, and private ones to sign with.
+
+<config>/tlhub/trusted/NAME.pub      keys that are trusted
+<config>/tlhub/keys/NAME.key         keys to sign with, mode 0600, and NAME.pub to hand out
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shlex
+import stat
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from tlhub.cache import home, signature, trust
+from tlhub.cache.entry import Damaged, Folder
+from tlhub.errors import ArgumentError, CacheError, UnknownName, suggest
+
+_LARGEST = 4096
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}")
+
+
+class Key(NamedTuple):
+    """A public key of 32 bytes, and what the user calls it."""
+
+    name: str
+    public: bytes
+
+    @property
+    def id(self) -> str:
+        return signature.key_id(self.public)
+
+
+def trusted() -> Mapping[str, Key]:
+    """Return the keys that are trusted by their ids. Raises CacheError where others could have written the list."""
+    folder = home.config("trusted")
+    try:
+        info = os.lstat(folder) if folder else None
+    except OSError:
+        info = None
+    return _trusted(folder, info.st_mtime_ns, info.st_ctime_ns) if folder and info else {}
+
+
+@functools.lru_cache(maxsize=4)  # a file that comes or goes changes the times of its folder
+def _trusted(path: str, *times: int) -> Mapping[str, Key]:
+    try:
+        with Folder(path) as folder:
+            refused = trust.refusal_of_folder(path, folder.info(), home.OWN)
+            files = [] if refused else sorted(file for file in os.listdir(path) if file.endswith(".pub"))
+            found = [Key(file[: -len(".pub")], _public(folder, file)) for file in files]
+    except Damaged as error:
+        refused = error.reason
+    if refused:
+        text, _, command = refused.partition(trust.MEND)
+        raise CacheError(f"no trusted key counts: {text}", hint=command or None)
+    return {key.id: key for key in found}
+
+
+def _public(folder: Folder, file: str) -> bytes:
+    try:
+        return signature.public_from_pem(folder.read(file, _LARGEST, home.OWN)[0])
+    except ValueError as error:
+        path = f"{folder.path}/{file}"
+        raise Damaged(f"{path}: {error}{trust.MEND}rm {shlex.quote(path)}") from error
+
+
+def trust_key(name: str, file: str) -> Key:
+    """Trust the public key in *file*, and call it *name*. Raises ArgumentError and CacheError."""
+    check_name(name)
+    try:
+        with open(file, "rb") as opened:
+            key = Key(name, signature.public_from_pem(opened.read(_LARGEST)))
+    except OSError as error:
+        raise _unreadable(f"public key {file!r}", error) from error
+    except ValueError as error:
+        hint = f"openssl pkey -in {shlex.quote(file)} -pubout"
+        raise ArgumentError(f"public key {file!r}: {error}", argument="file", hint=hint) from error
+    for known in trusted().values():
+        if (known.name == name) != (known.public == key.public):
+            what = f"{name!r} is key {known.id} already" if known.name == name else f"it is trusted as {known.name!r}"
+            raise ArgumentError(f"key {key.id}: {what}", argument="name", hint=f"tlhub trust rm {known.name}")
+    home.write(home.make(home.config("trusted")), f"{name}.pub", signature.public_to_pem(key.public), 0o644)
+    _trusted.cache_clear()  # two changes within a tick of the clock look like one
+    return key
+
+
+def distrust(name: str) -> Key:
+    """Trust a key no longer, and return it. Raises UnknownName and CacheError."""
+    found = {key.name: key for key in trusted().values()}
+    if name not in found:
+        listed = ", ".join(found) or "none"
+        raise UnknownName(f"no trusted key {name!r}; trusted: {listed}", hint=suggest(name, found, "tlhub trust ls"))
+    os.unlink(f"{home.config('trusted')}/{name}.pub")
+    _trusted.cache_clear()
+    return found[name]
+
+
+def generate(name: str) -> tuple[str, str]:
+    """Make a pair of keys to sign with, and return the files of both, the private first.
+
+    Raises ArgumentError and CacheError.
+    """
+    check_name(name)
+    folder = home.make(home.config("keys"))
+    private, public = f"{folder}/{name}.key", f"{folder}/{name}.pub"
+    if os.path.lexists(private):
+        raise ArgumentError(f"{private} is there already", argument="name", hint=f"tlhub trust keygen {name}-2")
+    pem, raw = signature.create()
+    home.write(folder, f"{name}.key", pem, 0o600)
+    home.write(folder, f"{name}.pub", signature.public_to_pem(raw), 0o644)
+    return private, public
+
+
+def signer(named: str) -> signature.Signer:
+    """Return the private key in the file *named*, or the one of that name among the user's own.
+
+    Raises ArgumentError, and CacheError where others can read it.
+    """
+    path = named if os.sep in named or os.path.isfile(named) else str(home.config(f"keys/{named}.key"))
+    try:
+        with open(path, "rb") as file:
+            mode, pem = stat.S_IMODE(os.fstat(file.fileno()).st_mode), file.read(_LARGEST)
+    except OSError as error:
+        raise _unreadable(f"key {path!r}", error) from error
+    if trust.CHECKED and mode & 0o077:
+        raise CacheError(f"key {path!r} (mode {mode:04o}) is open to others", hint=f"chmod 600 {shlex.quote(path)}")
+    return signature.Signer(pem, path)
+
+
+def check_name(name: str) -> None:
+    """Raise ArgumentError unless *name* can be a file's."""
+    if not _NAME.fullmatch(name):
+        allowed = "at most 64 letters, digits, '-', '_', '.' and '@'"
+        message = f"a key cannot be called {name!r}; allowed are {allowed}"
+        raise ArgumentError(message, argument="name", hint="tlhub trust ls")
+
+
+def _unreadable(what: str, error: OSError) -> ArgumentError:
+    return ArgumentError(f"{what} cannot be read: {error.strerror}", argument="key", hint="tlhub trust keygen NAME")

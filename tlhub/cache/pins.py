@@ -1,0 +1,42 @@
+"""Pins: builds that nothing removes to make room. Each is a file of ``v1/.pins``, which the key names."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from tlhub.cache.entry import Manifest
+from tlhub.cache.listing import VERSION
+from tlhub.cache.store import Store
+from tlhub.errors import CacheError
+
+PINS = f"{VERSION}/.pins"
+
+
+def pin(store: Store, manifest: Manifest) -> None:
+    """Keep the entries of that build until it is unpinned. Raises CacheError."""
+    store.check()
+    try:
+        _, refused = store.make(PINS)
+        if refused:
+            raise CacheError(refused)
+        with open(f"{store.root}/{PINS}/{manifest.build_digest}", "w", encoding="utf-8") as file:
+            file.write(f"{manifest.kernel} for {manifest.arch}\n")  # for whoever looks into the folder
+    except OSError as error:
+        raise CacheError(f"{manifest.build_digest[:16]} cannot be pinned: {error.strerror or error}") from error
+
+
+def unpin(store: Store, manifest: Manifest) -> None:
+    """Let the entries of that build go like any other. Raises CacheError."""
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{store.root}/{PINS}/{manifest.build_digest}")
+    except OSError as error:
+        raise CacheError(f"{manifest.build_digest[:16]} cannot be unpinned: {error.strerror or error}") from error
+
+
+def pinned(store: Store) -> frozenset[str]:
+    """Return the build digests that are pinned."""
+    with contextlib.suppress(OSError):
+        return frozenset(os.listdir(f"{store.root}/{PINS}"))
+    return frozenset()

@@ -1,0 +1,58 @@
+"""Repair: what is damaged is moved away, into ``v1/.damaged``; nothing else moves it there, and nothing whole moves."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from tlhub.cache import locks, prune, trust
+from tlhub.cache.entry import MANIFEST
+from tlhub.cache.paths import descend, move
+from tlhub.cache.store import DAMAGED, Item, Store
+from tlhub.errors import CacheError
+
+
+class Repaired(NamedTuple):
+    """What became of damaged entries: their new paths, and those that were left, with the reason."""
+
+    moved: tuple[tuple[Item, str], ...]
+    spared: tuple[tuple[Item, str], ...]
+
+
+def repair(store: Store, damaged: Iterable[Item]) -> Repaired:
+    """Move each of *damaged*, which ``prune.verify`` found, away, if it still is and nobody uses it.
+
+    One process at a time does so in a store, with an exclusive lock on each entry that it moves. What is only not
+    trusted stays: a chmod mends it. Raises CacheError.
+    """
+    store.check()
+    moved: list[tuple[Item, str]] = []
+    spared: list[tuple[Item, str]] = []
+    with store.lock("repair", timeout=10) as lock:
+        if lock.holder is not None:
+            raise CacheError(f"{store.root} is being repaired by {lock.holder}", hint="tlhub cache verify --repair")
+        if store.own(DAMAGED) is None:
+            raise CacheError(f"{store.root}/{DAMAGED} cannot be made, or is not to be trusted")
+        for item in damaged:
+            try:
+                moved.append((item, _move_away(store, item)))
+            except locks.InUse:
+                spared.append((item, "it is in use"))
+            except OSError as error:  # CacheError is one
+                spared.append((item, str(error.strerror or error)))
+    return Repaired(tuple(moved), tuple(spared))
+
+
+def _move_away(store: Store, item: Item) -> str:
+    """Return the new path. Raises InUse, and CacheError with the reason for leaving it."""
+    root, parts = str(store.root), item.folder.split("/")
+    if trust.mendable(item.reason):
+        raise CacheError(f"a command mends it: {item.reason}")
+    with descend(root, parts[:-1]) as (parent, at), locks.claim(f"{parent}/{parts[-1]}/{MANIFEST}"):
+        info = os.lstat(parts[-1], dir_fd=at) if at is not None else os.lstat(f"{parent}/{parts[-1]}")
+        # what stands there may be another's rebuild by now: only the lock makes sure what is looked at
+        if stat.S_ISDIR(info.st_mode) and prune.examine(store, item._replace(reason=None)) is None:
+            raise CacheError("it is whole by now")
+        return move(root, (parent, at), parts[-1], DAMAGED, f"{'-'.join(parts[1:])}-{os.urandom(3).hex()}")

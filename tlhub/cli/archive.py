@@ -1,0 +1,124 @@
+"""``cache export`` and ``cache import``: entries in one file."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from tlhub.cli import output
+from tlhub.cli.cache import check_kernel, count_entries, full_arch, items_of, user_store
+from tlhub.cli.command import FOUND_PROBLEMS, Command, json_option
+from tlhub.errors import CacheError
+from tlhub.quantity import size
+
+if TYPE_CHECKING:
+    from tlhub.cache.entry import Entry
+    from tlhub.cache.manifest import Manifest
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _filters(function: F) -> F:
+    """Give a command ``--arch --kernel --plugin``."""
+    for option in (
+        click.option("--plugin", metavar="P", help="Only entries of this plugin's schedules."),
+        click.option("--kernel", metavar="K", help="Only entries of this kernel."),
+        click.option("--arch", metavar="A", help="Only entries for this arch."),
+    ):
+        function = option(function)
+    return function
+
+
+@click.command("export", cls=Command)
+@click.argument("file")
+@_filters
+@click.option("--from", "workload", metavar="FILE", help="Only what serves this workload, of whichever store.")
+@json_option
+def export(
+    file: str, arch: str | None, kernel: str | None, plugin: str | None, workload: str | None, as_json: bool
+) -> None:
+    """Write entries to the archive FILE (tar, zstd): the same entries are the same bytes.
+
+    What is damaged is left out, and the exit code is 1.
+    """
+    from tlhub.cache import archive
+
+    found, damaged = _serving(workload, arch) if workload else _kept(kernel)
+    meant = _meant(None if workload else full_arch(arch), kernel, plugin)
+    chosen = [entry for entry in found if meant(entry.manifest)]
+    if not chosen:
+        raise CacheError(f"nothing to export: none of {count_entries(len(found))} is meant", hint="tlhub cache ls")
+    packed = archive.pack(chosen, file)
+    for folder, reason in damaged:
+        output.note(f"left out: {folder}: {reason}")
+    if as_json:
+        output.write_json({"file": file, "size": packed.size, "entries": [_json(m) for m in packed.manifests]})
+    else:
+        output.write(f"{count_entries(len(packed.manifests))} in {file}, {size(packed.size)}")
+    if damaged:
+        sys.exit(FOUND_PROBLEMS)
+
+
+@click.command("import", cls=Command)
+@click.argument("file")
+@_filters
+@json_option
+def import_(file: str, arch: str | None, kernel: str | None, plugin: str | None, as_json: bool) -> None:
+    """Add the entries of the archive FILE to the cache, after every byte of it was verified."""
+    from tlhub.cache import archive
+
+    store = user_store()
+    done = archive.unpack(file, store, _meant(full_arch(arch), kernel, plugin))
+    if as_json:
+        documents = {name: [_json(entry.manifest) for entry in entries] for name, entries in done._asdict().items()}
+        output.write_json({"path": store.root, **documents})
+    else:
+        output.write(f"{count_entries(len(done.added))} added to {store.root}, {len(done.present)} there already")
+
+
+def _kept(kernel: str | None) -> tuple[list[Entry], list[tuple[str, str]]]:
+    """Return the whole entries of the cache, and folder and reason of what is not whole."""
+    from tlhub.cache.manifest import Damaged
+
+    store = user_store()
+    items = items_of(store)
+    check_kernel(kernel, items)
+    whole, damaged = [], []
+    for item in items:
+        try:
+            entry = store.open(item)
+            entry.verify()
+            whole.append(entry)
+        except Damaged as error:
+            damaged.append((item.folder, error.reason))
+    return whole, damaged
+
+
+def _serving(workload: str, arch: str | None) -> tuple[list[Entry], list[tuple[str, str]]]:
+    from tlhub.packaging import cover
+
+    archs = [arch] if arch else []
+    served = cover.serve(cover.requests(workload, archs), workload, archs)
+    return [found.entry for found in served], []
+
+
+def _meant(arch: str | None, kernel: str | None, plugin: str | None) -> Callable[[Manifest], bool]:
+    def meant(manifest: Manifest) -> bool:
+        brought = manifest.provenance.get("plugin")
+        return (
+            (arch is None or manifest.arch == arch)
+            and (kernel is None or manifest.kernel == kernel)
+            and (plugin is None or brought in (plugin, f"tlhub-plugin-{plugin}"))
+        )
+
+    return meant
+
+
+def _json(manifest: Manifest) -> dict[str, Any]:
+    from tlhub.explanation import problem_json
+
+    more = {"arch": manifest.arch, "schedule": manifest.schedule, "key": manifest.build_digest}
+    return {**problem_json(manifest.problem), **more}

@@ -1,0 +1,231 @@
+"""``remote``: entries to a registry and back."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from tlhub.cli import output
+from tlhub.cli.cache import check_kernel, count_entries, full_arch, items_of, root_of, user_store
+from tlhub.cli.command import FOUND_PROBLEMS, Command, Group, json_option
+from tlhub.quantity import size
+
+if TYPE_CHECKING:
+    from tlhub.cache.manifest import Manifest
+    from tlhub.remote.registry import Registry
+    from tlhub.remote.sync import Done
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@click.group(cls=Group)
+def remote() -> None:
+    """Bring entries to an OCI registry, and from there.
+
+    A place is oci://HOST[:PORT]/REPOSITORY[:TAG][@sha256:DIGEST].
+    """
+
+
+def _place(function: F) -> F:
+    """Give a command ``PLACE [--plain-http]``."""
+    plain = click.option("--plain-http", is_flag=True, help="HTTP without TLS; localhost needs no such word.")
+    decorated: F = click.argument("place")(plain(function))
+    return decorated
+
+
+def _filters(function: F) -> F:
+    """Give a command ``[--arch A].. [--kernel K] [--from FILE]``."""
+    for decorator in (
+        click.option("--from", "workload", metavar="FILE", help="Only what the problems of a workload.toml may need."),
+        click.option("--kernel", metavar="K", help="Only entries of this kernel."),
+        click.option("--arch", "archs", multiple=True, metavar="A", help="Only entries for this arch, or these."),
+    ):
+        function = decorator(function)
+    return function
+
+
+@remote.command(cls=Command)
+@_place
+@_filters
+@click.option("--replace", is_flag=True, help="The tag means these entries alone, instead of these besides others.")
+@json_option
+def push(
+    place: str,
+    plain_http: bool,
+    archs: Sequence[str],
+    kernel: str | None,
+    workload: str | None,
+    replace: bool,
+    as_json: bool,
+) -> None:
+    """Add the entries of the cache, with their signatures, to what PLACE has; exits with 1 where one is damaged."""
+    from tlhub.remote import sync
+
+    registry, store = _registry(place, plain_http), user_store()
+    root_of(store)
+    items = items_of(store)
+    check_kernel(kernel, items)
+    wanted = _wanted(archs, kernel, workload)
+    damaged = [(item.folder, item.reason) for item in items if item.reason]
+    entries = (store.open(item) for item in items if item.manifest is not None and wanted(item.manifest))
+    done = sync.push(registry, store, entries, replace=replace)
+    done.refused += damaged
+    _report(done, registry, "pushed", as_json)
+
+
+@remote.command(cls=Command)
+@_place
+@_filters
+@json_option
+def pull(
+    place: str, plain_http: bool, archs: Sequence[str], kernel: str | None, workload: str | None, as_json: bool
+) -> None:
+    """Bring entries from PLACE into the cache, verified; exits with 1 where one was refused."""
+    from tlhub.remote import sync
+
+    registry, store = _registry(place, plain_http), user_store()
+    store.check()
+    wanted = _wanted(archs, kernel, workload)
+    chosen = [arch for name in archs if (arch := full_arch(name))] or None
+    _report(sync.pull(registry, store, archs=chosen, wanted=wanted), registry, "pulled", as_json)
+
+
+@remote.command(cls=Command)
+@_place
+@_filters
+@json_option
+def ls(
+    place: str, plain_http: bool, archs: Sequence[str], kernel: str | None, workload: str | None, as_json: bool
+) -> None:
+    """List the entries that PLACE has, without reading them."""
+    from tlhub.remote import reading
+
+    registry, wanted = _registry(place, plain_http), _wanted(archs, kernel, workload)
+    digest, shelves = reading.shelves(registry, [a for name in archs if (a := full_arch(name))] or None)
+    found = [(row, shelf) for shelf in shelves for row in shelf.front.rows if wanted(row.manifest)]
+    total = sum(row.end - row.start for row, _ in found)
+    if as_json:
+        entries = [
+            {
+                "key": row.manifest.build_digest,
+                "kernel": row.manifest.kernel,
+                "dims": dict(row.manifest.dims),
+                "dtype": row.manifest.problem.dtype,
+                "arch": row.manifest.arch,
+                "schedule": row.manifest.schedule,
+                "size": row.end - row.start,
+                "layer": shelf.layer.digest,
+                "signed_by": _signers(row.manifest, shelf.front.signatures),
+            }
+            for row, shelf in found
+        ]
+        output.write_json({"place": str(registry.reference), "digest": digest, "size": total, "entries": entries})
+        return
+    rows = []
+    for row, shelf in found:
+        m = row.manifest
+        signers = " ".join(_signers(m, shelf.front.signatures))
+        what = (m.build_digest[:16], m.kernel, output.dims(m.dims), m.problem.dtype, m.arch, m.schedule)
+        rows.append((*what, size(row.end - row.start), signers))
+    columns = ["entry", "kernel", "dims", "dtype", "arch", "schedule", "size", "signed by"]
+    output.table(columns, rows, right=["size"], whole=["entry"])
+    output.note(f"{count_entries(len(found))}, {size(total)} in {registry.reference}, which is {digest}")
+
+
+@remote.command(cls=Command)
+@_place
+@json_option
+def verify(place: str, plain_http: bool, as_json: bool) -> None:
+    """Read and hash everything that PLACE has; exits with 1 where something is altered."""
+    from tlhub.cache.archive import folder_of
+    from tlhub.remote import reading
+
+    registry = _registry(place, plain_http)
+    digest, shelves = reading.shelves(registry)
+    wrong = []
+    for shelf in shelves:
+        for row, why in reading.verify(registry, shelf):
+            wrong.append((folder_of(row.manifest) if row else shelf.layer.digest, why))
+    count = sum(len(shelf.front.rows) for shelf in shelves)
+    if as_json:
+        damaged = [{"entry": where, "reason": why} for where, why in wrong]
+        output.write_json({"place": str(registry.reference), "digest": digest, "entries": count, "damaged": damaged})
+    elif wrong:
+        output.table(["entry", "damage"], wrong)
+    output.note(f"{count_entries(count)}, {len(wrong)} damaged in {registry.reference}, which is {digest}")
+    if wrong:
+        sys.exit(FOUND_PROBLEMS)
+
+
+def _registry(place: str, plain: bool) -> Registry:
+    from tlhub.remote.reference import parse
+    from tlhub.remote.registry import Registry
+
+    return Registry(parse(place, plain=plain))
+
+
+def _wanted(archs: Sequence[str], kernel: str | None, workload: str | None) -> Callable[[Manifest], bool]:
+    """Return the function that tells whether the filters mean an entry."""
+    places = {full_arch(arch) for arch in archs}
+    problems = None if workload is None else _problems(workload)
+
+    def wanted(manifest: Manifest) -> bool:
+        if (places and manifest.arch not in places) or kernel not in (None, manifest.kernel):
+            return False
+        return problems is None or problems(manifest)
+
+    return wanted
+
+
+def _problems(workload: str) -> Callable[[Manifest], bool]:
+    """Return the function that tells whether an entry may serve a problem of *workload*; raises what is wrong with one.
+
+    What may serve depends on no device: the problem or a more general one, any schedule's unless the problem names one.
+    """
+    from tlhub import catalog
+    from tlhub.cache.key import problem_digest
+    from tlhub.problem import make, patterns
+    from tlhub.workload import Mistake, read
+
+    known = catalog.load()
+    asked = []
+    for item in read(workload, known):
+        if isinstance(item, Mistake):
+            raise item.error
+        kernel = known.kernel(item.kernel)
+        problem = make(kernel, item.shape, item.dtype, item.options)
+        schedules = [s for s in known.schedules.get(item.kernel, ()) if item.schedule in (None, s.name)]
+        general = {pattern for s in schedules for pattern in patterns(kernel, problem, s.symbolic)}
+        asked.append((item, {problem, *general}))
+
+    def needed(manifest: Manifest) -> bool:
+        return any(
+            item.arch in (None, manifest.arch)
+            and item.schedule in (None, manifest.schedule)
+            and any(problem_digest(problem, manifest.arch) == manifest.problem_digest for problem in problems)
+            for item, problems in asked
+            if item.kernel == manifest.kernel
+        )
+
+    return needed
+
+
+def _signers(manifest: Manifest, signatures: Any) -> list[str]:
+    return [signer for digest, signer in signatures if digest == manifest.sha256]
+
+
+def _report(done: Done, registry: Registry, verb: str, as_json: bool) -> None:
+    if as_json:
+        refused = [{"entry": where, "reason": why} for where, why in done.refused]
+        counts = {"entries": done.entries, "present": done.present, "size": done.size, "requests": registry.requests}
+        output.write_json({"place": str(registry.reference), "digest": done.digest, **counts, "refused": refused})
+    else:
+        for where, why in done.refused:
+            output.note(f"not {verb}: {where}: {why}")
+        output.write(f"{count_entries(done.entries)} {verb}, {size(done.size)}; {done.present} there already")
+        output.note(f"{registry.reference} is {done.digest}")
+    if done.refused:
+        sys.exit(FOUND_PROBLEMS)

@@ -1,0 +1,46 @@
+"""``cache verify``: is every byte as it was published, and if not, out of the way with it."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from tlhub.cli import output
+from tlhub.cli.cache import count_entries, items_of, user_store
+from tlhub.cli.command import FOUND_PROBLEMS, Command, json_option
+from tlhub.quantity import size
+
+
+@click.command(cls=Command)
+@click.option("--repair", "mend", is_flag=True, help="Move what is damaged away, into a folder that is named.")
+@json_option
+def verify(mend: bool, as_json: bool) -> None:
+    """Read and hash every entry; exits with 1 where one is damaged and stays where it is."""
+    from tlhub.cache import prune
+    from tlhub.cache.repair import DAMAGED, Repaired, repair
+
+    store = user_store()
+    items_of(store)
+    found = prune.verify(store)
+    done = repair(store, found.damaged) if mend and found.damaged else Repaired((), ())
+    if as_json:
+        damaged = [{"entry": i.folder, "size": i.size, "reason": i.reason} for i in found.damaged]
+        document = {"path": store.root, "whole": found.count, "size": found.bytes, "damaged": damaged}
+        moved = [{"entry": i.folder, "to": path} for i, path in done.moved]
+        spared = [{"entry": i.folder, "reason": why} for i, why in done.spared]
+        output.write_json({**document, **({"moved": moved, "spared": spared} if mend else {})})
+    elif found.damaged:
+        rows = [(i.folder, size(i.size), i.reason) for i in found.damaged]
+        output.table(["entry", "size", "damage"], rows, right=["size"])
+    output.note(
+        f"{count_entries(found.count)} whole, {size(found.bytes)} in {store.root}; {len(found.damaged)} damaged"
+    )
+    if done.moved:
+        output.note(f"{count_entries(len(done.moved))} moved to {store.root}/{DAMAGED}")
+    for item, why in done.spared:
+        output.note(f"not moved: {item.folder}: {why}")
+    if len(done.moved) < len(found.damaged):
+        if not mend:
+            output.note("hint: tlhub cache verify --repair moves what is damaged away; it is never served")
+        sys.exit(FOUND_PROBLEMS)

@@ -1,0 +1,157 @@
+"""The remote store: a registry that lookups read, after all else. What it serves is in the user's cache from then on.
+
+A process asks what the tag means once in a while, and reads the fronts of the archs that it looks for; of members only
+those of the entry that serves. A registry that fails is left alone for a minute: a miss is then a miss at once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from tlhub.cache import vouching
+from tlhub.cache.archive import folder_of
+from tlhub.cache.entry import Damaged, Entry
+from tlhub.cache.store import Found, Item, Skipped, Store
+from tlhub.errors import CacheError
+from tlhub.remote import reading, sync
+from tlhub.remote.artifact import Layer
+from tlhub.remote.layer import Row
+from tlhub.remote.reading import Shelf
+from tlhub.remote.reference import Reference
+from tlhub.remote.registry import Registry, Unsteady, check_online
+
+_FRESH, _SULK = 300.0, 60.0  # seconds
+_SILENCE, _PAUSES = 5.0, (0.2,)
+"""A lookup waits less than a command does: it can build."""
+
+
+class RemoteStore(Store):
+    """The store of *reference*; *cache* gives the store that keeps what is served."""
+
+    def __init__(
+        self, reference: Reference, cache: Callable[[], Store], match: str = "revision", signed: str | None = None
+    ) -> None:
+        super().__init__(str(reference), None, "remote", writable=False, match=match, signed=signed)
+        self.reference, self.cache = reference, cache
+        self._archs: dict[str, _Known] = {}
+        self._document: tuple[float, bytes | None] = (0.0, None)
+        self._failed: tuple[float, str] = (0.0, "")
+
+    def __repr__(self) -> str:
+        return f"<Store {self.name} ({self.origin})>"
+
+    def lookup(self, arch: str, kernel: str, problem_digest: str) -> Found:
+        """Return the entries of a problem, with their manifests; members come when one is prepared. Never raises."""
+        try:
+            known = self._known(arch)
+        except CacheError as error:  # Damaged is one
+            return Found((), (Skipped(self.name, getattr(error, "reason", error.message)),))
+        return Found(tuple(RemoteEntry(self, item, row) for item, row in known.rows.get(problem_digest, ())))
+
+    def entries(self) -> Iterator[Item]:
+        """Iterate over the entries that lookups have seen; asks for nothing."""
+        for known in self._archs.values():
+            for _, row in (pair for found in known.rows.values() for pair in found):
+                files = len(row.manifest.members) + 1
+                yield Item(folder_of(row.manifest), row.manifest, None, row.end - row.start, files, 0.0)
+
+    def vouch(self, entry: Entry) -> None:
+        if self.wants_signatures and not entry.published:
+            vouching.check(entry, self.signed or vouching.policy(), self.signature)
+
+    def signature(self, digest: str, signer: str) -> bytes | None:
+        return next((k.marks[digest, signer] for k in self._archs.values() if (digest, signer) in k.marks), None)
+
+    def marks(self, arch: str) -> sync.Marks:
+        """Return the signatures that lookups for *arch* have seen."""
+        return self._archs[arch].marks if arch in self._archs else {}
+
+    def leave_alone(self, error: CacheError) -> None:
+        """Ask the registry nothing for a while, for it failed."""
+        self._failed = (time.monotonic(), getattr(error, "reason", error.message))
+
+    def check_readable(self) -> None:
+        """Raise CacheError if the registry has nothing under the reference, or does not answer."""
+        reading.shelves(self.registry(), archs=())
+
+    def registry(self) -> Registry:
+        """Return a connection of this lookup's own: none outlives a fork, or is shared by threads."""
+        return Registry(self.reference, silence=_SILENCE, pauses=_PAUSES)
+
+    def _known(self, arch: str) -> _Known:
+        """Return what there is for *arch*. Raises CacheError."""
+        check_online()
+        now = time.monotonic()
+        when, reason = self._failed
+        if reason and now - when < _SULK:
+            raise CacheError(reason)
+        try:
+            return self._asked(arch, now)
+        except CacheError as error:
+            self.leave_alone(error)
+            raise
+
+    def _asked(self, arch: str, now: float) -> _Known:
+        when, document = self._document
+        if document is None or now - when > _FRESH:
+            found = self.registry().manifest()
+            if found is None:
+                raise CacheError(f"there is no {self.reference}")
+            if found != document:
+                self._archs = {}
+            self._document = (now, document := found)
+        if arch not in self._archs:
+            self._archs[arch] = _Known.of(reading.open_shelves(self.registry(), document, [arch]))
+        return self._archs[arch]
+
+
+class _Known(NamedTuple):
+    """What the layers for an arch say: by problem digest the places of its entries, and signatures."""
+
+    rows: dict[str, list[tuple[Layer, Row]]]
+    marks: sync.Marks
+
+    @classmethod
+    def of(cls, shelves: tuple[Shelf, ...]) -> _Known:
+        # of those that several layers have one: others of the same build may be signed where it is not
+        found = {row.manifest.sha256: (shelf.layer, row) for shelf in shelves for row in shelf.front.rows}
+        rows: dict[str, list[tuple[Layer, Row]]] = {}
+        for item, row in found.values():
+            rows.setdefault(row.manifest.problem_digest, []).append((item, row))
+        return cls(rows, {mark: made for shelf in shelves for mark, made in shelf.front.signatures.items()})
+
+
+class RemoteEntry(Entry):
+    """An entry of a registry, until it is prepared: then it is one of the cache."""
+
+    __slots__ = ("_layer", "_remote", "_row")
+
+    def __init__(self, remote: RemoteStore, item: Layer, row: Row) -> None:
+        super().__init__(None, row.manifest, remote.name)
+        self._remote, self._layer, self._row = remote, item, row
+
+    def prepare(self) -> None:
+        """Bring the entry into the cache, unless it is there. Raises Damaged."""
+        if not self.published and not self._held:
+            try:
+                found = sync.find(self._remote.cache(), self.manifest) or self._download()
+                found.prepare()
+            except OSError as error:  # CacheError is one
+                if isinstance(error, Unsteady):
+                    self._remote.leave_alone(error)
+                raise error if isinstance(error, Damaged) else Damaged(getattr(error, "message", str(error))) from error
+            self.folder, self.manifest, self.used = found.folder, found.manifest, found.used
+            self._held, self._policy = found._held, found._policy
+        super().prepare()
+
+    def _download(self) -> Entry:
+        cache, manifest = self._remote.cache(), self.manifest
+        for got in reading.download(self._remote.registry(), self._layer, [self._row], cache.stage):
+            if got.wrong:
+                raise Damaged(got.wrong)
+            if got.staged.volatile is None:
+                sync.keep_signatures(cache, manifest, self._remote.marks(manifest.arch))
+            entry = cache.publish(got.staged, manifest)
+        return entry
