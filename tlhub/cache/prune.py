@@ -158,12 +158,15 @@ def remove(store: Store, plan: Plan) -> Removed:
     return Removed(count, size, tuple(spared), _sweep(store.root))
 
 
-def clear(store: Store) -> Removed:
-    """Remove every entry that is neither in use nor pinned, and what dead writers left. Raises CacheError."""
+def clear(store: Store, items: Iterable[Item] | None = None) -> Removed:
+    """Remove every entry that is neither in use nor pinned, and what dead writers left. Raises CacheError.
+
+    *items*: what was listed of the store just now, where it was.
+    """
     store.forget()
     digests = pinned(store)
     found: tuple[list[Item], list[Item]] = [], []
-    for item in store.entries():
+    for item in store.entries() if items is None else items:
         found[item.manifest is not None and item.manifest.build_digest in digests].append(item)
     return remove(store, Plan(tuple((item, "cleared") for item in found[0]), (), pinned=tuple(found[1])))
 

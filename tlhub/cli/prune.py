@@ -109,7 +109,7 @@ def clear(yes: bool, as_json: bool) -> None:
         if not click.confirm("remove them all?", err=True):
             output.note("nothing was removed")
             sys.exit(FOUND_PROBLEMS)
-    removed = removal.clear(store)
+    removed = removal.clear(store, items)
     if as_json:
         output.write_json({"path": root, **_removed_json(removed)})
     else:
