@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -25,9 +26,18 @@ def people(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def built(tlhub, cold_cache, people):
-    assert tlhub("cache", "prewarm", *PROBLEM).code == 0
-    return cold_cache
+def built(tlhub, shared_cache, tmp_path, monkeypatch, people):
+    """A cache of one entry, which nobody signed."""
+    from tlhub import hub
+
+    done = tlhub("cache", "prewarm", *PROBLEM, "--json")
+    (entry,) = (Path(problem["entry"]) for problem in done.json["problems"])
+    folder = tmp_path / "cache"
+    shutil.copytree(entry, folder / entry.relative_to(os.path.realpath(shared_cache)))
+    folder.chmod(0o700)
+    monkeypatch.setenv("TLHUB_CACHE_DIR", str(folder))
+    hub.forget()
+    return folder
 
 
 def test_from_a_key_to_a_kernel_that_serves(tlhub, built, people, monkeypatch):

@@ -54,13 +54,13 @@ def ls(as_json: bool) -> None:
     """List the keys that are trusted."""
     from tlhub.cache import home, keyring, vouching
 
-    found = list(keyring.trusted().values())
+    found, policy = list(keyring.trusted().values()), vouching.policy()
     if as_json:
         listed = [{"name": key.name, "id": key.id} for key in found]
-        output.write_json({"path": home.config("trusted"), "policy": vouching.policy(), "keys": listed})
+        output.write_json({"path": home.config("trusted"), "policy": policy, "keys": listed})
         return
     output.table(["name", "key"], [(key.name, key.id) for key in found], whole=["key"])
-    output.note(f"policy where a store has none of its own: {vouching.policy()}")
+    output.note(f"policy where a store has none of its own: {policy}")
 
 
 @trust.command(cls=Command)

@@ -197,7 +197,8 @@ class Registry:
         except (requests.exceptions.InvalidSchema, requests.exceptions.InvalidURL) as error:
             raise CacheError(f"{host} redirects to where there is no TLS: {_reason(error)}") from error
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
-            raise Unsteady(f"{host} does not answer: {_reason(error)}") from error
+            hint = f"curl -sS {self._base.partition('/v2/')[0]}/v2/"
+            raise Unsteady(f"{host} does not answer: {_reason(error)}", hint=hint) from error
 
 
 def _between(response: Any, start: int, end: int) -> Iterator[bytes]:
