@@ -10,9 +10,7 @@ from tlhub.errors import BuildError
 ITEM = 2
 """Bytes of an element of q, k and v."""
 
-STAGES = 2
-"""Blocks of keys, and of values, that shared memory holds."""
-
+_STAGES = 2  # of the rings of keys and of values
 _SHARED = 227 * 1024  # bytes that a block may have
 _TEXT = re.compile(r"(\d+)x(\d+)")
 
@@ -44,21 +42,28 @@ class Plan(NamedTuple):
         """Of a block: the consumers', and the producer's warp group."""
         return (self.groups + 1) * 128
 
+    def tiles(self, d: int, d_v: int, item: int) -> int:
+        """Return how many tiles' queries there is room for, beside a chunk of o: 1, or 2."""
+        return 2 if self._beside(d, d_v, 2) + self._chunks(d_v, item) <= _SHARED else 1
+
     def buffers(self, d: int, d_v: int, item: int) -> int:
         """Return how many chunks of o, of *item* bytes an element, a warp can stage; 0 where the plan has no room."""
-        room = _SHARED - self._beside(d, d_v)
-        return max(0, min(2, room // (4 * self.groups * 16 * chunk(d_v, item) * item), -(-d_v // chunk(d_v, item))))
+        room = _SHARED - self._beside(d, d_v, self.tiles(d, d_v, item))
+        return max(0, min(2, room // self._chunks(d_v, item), -(-d_v // chunk(d_v, item))))
 
     def shared(self, d: int, d_v: int, item: int) -> int:
         """Return the bytes of shared memory of a block: q, two rings, what is staged, and barriers."""
-        staged = 4 * self.groups * self.buffers(d, d_v, item) * 16 * chunk(d_v, item) * item
-        return self._beside(d, d_v) + staged
+        return self._beside(d, d_v, self.tiles(d, d_v, item)) + self.buffers(d, d_v, item) * self._chunks(d_v, item)
 
-    def _beside(self, d: int, d_v: int) -> int:
+    def _chunks(self, d_v: int, item: int) -> int:
+        """Return the bytes of a chunk of o of each warp."""
+        return 4 * self.groups * 16 * chunk(d_v, item) * item
+
+    def _beside(self, d: int, d_v: int, tiles: int) -> int:
         """Return the bytes of all but what is staged."""
         wide = round_up(d, 64)
-        rings = STAGES * self.keys * (wide + round_up(d_v, 32)) * ITEM
-        return self.queries * wide * ITEM + rings + 8 * (2 + 4 * STAGES)
+        rings = _STAGES * self.keys * (wide + round_up(d_v, 32)) * ITEM
+        return tiles * self.queries * wide * ITEM + rings + 8 * (2 * tiles + 4 * _STAGES)
 
 
 def box(d_v: int) -> int:

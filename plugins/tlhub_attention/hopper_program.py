@@ -7,7 +7,6 @@ from tlhub.specs import DTYPES, Config, Problem
 from tlhub_attention import cuda_code, tensor_cores
 from tlhub_attention.hopper_plan import ITEM, Plan, box, chunk, round_up
 
-_CACHED = 32 << 20  # bytes of keys and values that stay in the L2 cache
 
 _SERVED = f"H_kv > 0 && H % H_kv == 0 && S < {cuda_code.MOST} && S_kv < {cuda_code.MOST}"
 _PLAIN = "softcap == 0 && scale > 0"
@@ -60,17 +59,15 @@ def _name(capped: bool) -> str:
 
 def _instance(problem: Problem, plan: Plan, capped: bool) -> str:
     sizes = _sizes(problem)
-    numbers = (plan.shared(*sizes), str(capped).lower(), plan.groups, plan.keys, 2, plan.buffers(*sizes))
+    fitted = (plan.tiles(*sizes), plan.buffers(*sizes))
+    numbers = (plan.shared(*sizes), str(capped).lower(), plan.groups, plan.keys, *fitted)
     return f"HOPPER({_name(capped)}, {', '.join(map(str, numbers))})"
 
 
 def _launch(problem: Problem, plan: Plan, capped: bool, direct: bool) -> Launch:
     """Return the launch of as many blocks as fit; *direct*: o is stored element by element."""
-    d, d_v, item = sizes = _sizes(problem)
+    _, d_v, item = sizes = _sizes(problem)
     tiles = _tiles(plan)
-    heads = f"(B * H < {_CACHED} ? B * H : {_CACHED})"
-    cached = f"({_CACHED} / (S_kv * {(d + d_v) * ITEM}) + 1) * (H / H_kv)"
-    section = f"({cached} < {heads} ? {cached} : {heads})"
     return Launch(
         kernel=_name(capped),
         grid=(f"({tiles} < SMS ? {tiles} : SMS)", 1, 1),
@@ -81,7 +78,6 @@ def _launch(problem: Problem, plan: Plan, capped: bool, direct: bool) -> Launch:
             cuda_code.tensor_map(problem, "v", (box(d_v), plan.keys)),
             cuda_code.tensor_map(problem, "q" if direct else "o", (chunk(d_v, item), 16)),
             Parameter("int", int(direct)),
-            Parameter("int", section),
             *cuda_code.parameters(problem),
         ),
         shared=plan.shared(*sizes),

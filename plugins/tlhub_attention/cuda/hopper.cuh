@@ -28,9 +28,10 @@ constexpr int GROUP = 128; /* threads */
 constexpr int round_up(int x, int to) { return (x + to - 1) / to * to; }
 
 /* What a kernel is: Python's side of it is hopper_plan.py. */
-template <int GROUPS_, int BN_, int STAGES_, int BUFFERS_> struct Plan {
+template <int GROUPS_, int BN_, int TILES_, int BUFFERS_> struct Plan {
   static constexpr int GROUPS = GROUPS_, BM = 64 * GROUPS, BN = BN_;
-  static constexpr int STAGES = STAGES_;   /* of each ring */
+  static constexpr int TILES = TILES_;     /* whose q there is room for; of two the second begins as the first ends */
+  static constexpr int STAGES = 2;         /* of the rings of K and V */
   static constexpr int BUFFERS = BUFFERS_; /* chunks of o that a warp stages */
   static constexpr int THREADS = (GROUPS + 1) * GROUP;
   /* registers of a thread; at the launch all have the same */
@@ -44,9 +45,9 @@ template <int GROUPS_, int BN_, int STAGES_, int BUFFERS_> struct Plan {
   static constexpr int Q_BOX = BM * 128, K_BOX = BN * 128, V_BOX = BN * V_WIDTH * 2; /* bytes */
   static constexpr int Q_BYTES = BOXES * Q_BOX, K_BYTES = BOXES * K_BOX, V_BYTES = CHANNELS / V_WIDTH * V_BOX;
   static constexpr int CHUNK_BYTES = 16 * CHUNK * int(sizeof(O));
-  static constexpr int AT_K = Q_BYTES, AT_V = AT_K + STAGES * K_BYTES, AT_STAGING = AT_V + STAGES * V_BYTES;
+  static constexpr int AT_K = TILES * Q_BYTES, AT_V = AT_K + STAGES * K_BYTES, AT_STAGING = AT_V + STAGES * V_BYTES;
   static constexpr int AT_BARRIERS = AT_STAGING + 4 * GROUPS * BUFFERS * CHUNK_BYTES;
-  static constexpr int BYTES = AT_BARRIERS + 8 * (2 + 4 * STAGES); /* of shared memory in all */
+  static constexpr int BYTES = AT_BARRIERS + 8 * (2 * TILES + 4 * STAGES); /* of shared memory in all */
 
   static_assert(BN % 16 == 0 && BN <= 256, "a product is of 16 keys at a time, and a box of at most 256");
 };
@@ -55,19 +56,21 @@ template <int GROUPS_, int BN_, int STAGES_, int BUFFERS_> struct Plan {
 template <class P> struct Shared {
   uint32_t base;
 
-  __device__ __forceinline__ uint32_t q() const { return base; }
+  __device__ __forceinline__ uint32_t q(int tile) const { return base + tile * P::Q_BYTES; }
   __device__ __forceinline__ uint32_t k(int stage) const { return base + P::AT_K + stage * P::K_BYTES; }
   __device__ __forceinline__ uint32_t v(int stage) const { return base + P::AT_V + stage * P::V_BYTES; }
   __device__ __forceinline__ uint32_t staging(int warp) const {
     return base + P::AT_STAGING + warp * (P::BUFFERS * P::CHUNK_BYTES);
   }
+  __device__ __forceinline__ uint32_t q_full(int tile) const { return barrier(tile); }
+  __device__ __forceinline__ uint32_t q_empty(int tile) const { return barrier(P::TILES + tile); }
+  __device__ __forceinline__ uint32_t k_full(int stage) const { return barrier(2 * P::TILES + stage); }
+  __device__ __forceinline__ uint32_t k_empty(int stage) const { return k_full(P::STAGES + stage); }
+  __device__ __forceinline__ uint32_t v_full(int stage) const { return k_full(2 * P::STAGES + stage); }
+  __device__ __forceinline__ uint32_t v_empty(int stage) const { return k_full(3 * P::STAGES + stage); }
+
+ private:
   __device__ __forceinline__ uint32_t barrier(int i) const { return base + P::AT_BARRIERS + 8 * i; }
-  __device__ __forceinline__ uint32_t q_full() const { return barrier(0); }
-  __device__ __forceinline__ uint32_t q_empty() const { return barrier(1); }
-  __device__ __forceinline__ uint32_t k_full(int stage) const { return barrier(2 + stage); }
-  __device__ __forceinline__ uint32_t k_empty(int stage) const { return barrier(2 + P::STAGES + stage); }
-  __device__ __forceinline__ uint32_t v_full(int stage) const { return barrier(2 + 2 * P::STAGES + stage); }
-  __device__ __forceinline__ uint32_t v_empty(int stage) const { return barrier(2 + 3 * P::STAGES + stage); }
 };
 
 /* -- tiles --------------------------------------------------------------------------------------- */
@@ -77,30 +80,39 @@ struct Tile {
   int batch, head, kv_head, query, first, end;
 };
 
-/* The tiles of a block, in order. Heads go in sections whose keys and values stay in the L2 cache; within a section a
- * causal mask has the longest tiles first, of all heads; and every other wave is dealt out backwards, which evens out
- * what blocks get. */
+/* The tiles of a block, one after the other. Heads go in sections of two waves of tiles or more, so that their keys and
+ * values stay in the L2 cache. Under a causal mask a section has the longest tiles of all its heads first, and every
+ * other wave of it is dealt out backwards, which evens out what blocks get. */
 template <class P> struct Tiles {
   const Call &call;
-  int section, down, count;
+  int down, section, count; /* tiles of a head, heads of a section, tiles in all */
+  int first = 0, wave = 0;  /* the section's first tile, and the next of its waves */
 
-  __device__ __forceinline__ Tiles(const Call &call, int section)
-      : call(call), section(section), down((call.queries + P::BM - 1) / P::BM),
+  __device__ __forceinline__ explicit Tiles(const Call &call)
+      : call(call), down((call.queries + P::BM - 1) / P::BM), section((2 * gridDim.x + down - 1) / down),
         count(down * call.heads * call.batch) {}
 
-  /* The number of this block's tile in a wave, `count` or more if there is none. */
-  __device__ __forceinline__ int number(int wave) const {
-    int at = wave % 2 && call.causal() ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
-    return wave * gridDim.x + at;
+  /* Take the next tile; false if there is none. */
+  __device__ __forceinline__ bool next(Tile &t) {
+    int blocks = gridDim.x, size = section * down;
+    for (; first < count; first += size, wave = 0) {
+      int place = (blockIdx.x + blocks - first % blocks) % blocks;
+      int at = wave * blocks + (wave % 2 && call.causal() ? blocks - 1 - place : place);
+      if (at < min(size, count - first)) {
+        ++wave;
+        t = tile(at);
+        return true;
+      }
+    }
+    return false;
   }
 
-  __device__ __forceinline__ int waves() const { return (count + gridDim.x - 1) / gridDim.x; }
-
-  __device__ __forceinline__ Tile place(int i) const {
-    int of_section = section * down, top = i / of_section * section;
-    int heads = min(section, call.heads * call.batch - top), rest = i % of_section;
-    int head = top + (call.causal() ? rest % heads : rest / down);
-    int row = call.causal() ? down - 1 - rest / heads : rest % down;
+ private:
+  /* The tile number `at` of the section. */
+  __device__ __forceinline__ Tile tile(int at) const {
+    int top = first / down, heads = min(section, call.heads * call.batch - top);
+    int head = top + (call.causal() ? at % heads : at / down);
+    int row = call.causal() ? down - 1 - at / heads : at % down;
     Tile t;
     t.batch = head / call.heads, t.head = head % call.heads;
     t.kv_head = t.head / (call.heads / call.kv_heads);
@@ -126,13 +138,10 @@ __device__ __forceinline__ void load(
 
 template <class P>
 __device__ __forceinline__ void produce(
-    const TensorMap &map_q, const TensorMap &map_k, const TensorMap &map_v, const Tiles<P> &tiles, Shared<P> shared) {
+    const TensorMap &map_q, const TensorMap &map_k, const TensorMap &map_v, Tiles<P> &tiles, Shared<P> shared) {
+  Ring<P::TILES> qs;
   Ring<P::STAGES> ks, vs;
-  uint32_t q_phase = 0;
-  for (int wave = 0; wave < tiles.waves(); ++wave) {
-    int i = tiles.number(wave);
-    if (i >= tiles.count) break;
-    Tile t = tiles.place(i);
+  for (Tile t; tiles.next(t);) {
     auto load_k = [&](int block) {
       load<P::BOXES, 64, P::K_BYTES>(shared.k(ks.stage), map_k, shared.k_full(ks.stage), shared.k_empty(ks.stage),
                                      ks.phase, block * P::BN, t.kv_head, t.batch);
@@ -145,9 +154,9 @@ __device__ __forceinline__ void produce(
       vs.next();
     };
     load_k(t.end - 1);
-    load<P::BOXES, 64, P::Q_BYTES>(
-        shared.q(), map_q, shared.q_full(), shared.q_empty(), q_phase, t.query, t.head, t.batch);
-    q_phase ^= 1;
+    load<P::BOXES, 64, P::Q_BYTES>(shared.q(qs.stage), map_q, shared.q_full(qs.stage), shared.q_empty(qs.stage),
+                                   qs.phase, t.query, t.head, t.batch);
+    qs.next();
     for (int block = t.end - 1; block >= t.first; --block) {
       if (block > t.first) load_k(block - 1);
       load_v(block);
@@ -169,37 +178,49 @@ __device__ __forceinline__ void give_turn(int group) {
 __device__ constexpr int row_of(int i) { return i / 2 % 2; }
 __device__ constexpr int column_of(int i) { return i / 4 * 8 + i % 2; }
 
-/* The running maximum and sum of a thread's two rows; the sum is this thread's part. */
+/* The softmax of a thread's two rows: the logit that exponents are relative to, and this thread's part of the sum. */
 struct Softmax {
-  float peak[2] = {-infinity(), -infinity()}, total[2] = {};
+  float peak[2] = {-infinity(), -infinity()}, total[2] = {}, correction[2];
 
-  /* What is subtracted from exponents: the maximum, or 0 where no key has been seen. */
-  static __device__ __forceinline__ float base(float peak, float factor) {
-    return peak == -infinity() ? 0.f : peak * factor;
+  /* What is subtracted from exponents: the peak, or 0 where no key has been seen. */
+  __device__ __forceinline__ float base(int row, float factor) const {
+    return peak[row] == -infinity() ? 0.f : peak[row] * factor;
   }
 
-  /* Make weights of logits, and return what sums so far are multiplied by. */
-  template <int N> __device__ __forceinline__ void weigh(float (&s)[N], float factor, float (&correction)[2]) {
-    float subtract[2];
+  /* Make weights of logits. If it returns true, sums so far are to be multiplied by `correction`: a warp's peaks move
+   * when a maximum is above one by so much that weights are large, up to 2**SLACK. */
+  template <int N> __device__ __forceinline__ bool weigh(float (&s)[N], float factor) {
+    constexpr float SLACK = 8;
+    float most[2];
+    bool moved = false;
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-      float most = peak[row];
+      most[row] = peak[row];
 #pragma unroll
       for (int i = 0; i < N; ++i) {
-        if (row_of(i) == row) most = fmaxf(most, s[i]);
+        if (row_of(i) == row) most[row] = fmaxf(most[row], s[i]);
       }
-      most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, 1));
-      most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, 2));
-      subtract[row] = base(most, factor);
-      correction[row] = exp2_fast(fmaf(peak[row], factor, -subtract[row]));
-      peak[row] = most;
-      total[row] *= correction[row];
+      most[row] = fmaxf(most[row], __shfl_xor_sync(0xffffffff, most[row], 1));
+      most[row] = fmaxf(most[row], __shfl_xor_sync(0xffffffff, most[row], 2));
+      moved |= !((most[row] - peak[row]) * factor <= SLACK);
     }
+    moved = __any_sync(0xffffffff, moved);
+    if (moved) {
+#pragma unroll
+      for (int row = 0; row < 2; ++row) {
+        float before = peak[row] * factor;
+        peak[row] = most[row];
+        correction[row] = exp2_fast(before - base(row, factor));
+        total[row] *= correction[row];
+      }
+    }
+    float subtract[2] = {base(0, factor), base(1, factor)};
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       s[i] = exp2_fast(fmaf(s[i], factor, -subtract[row_of(i)]));
       total[row_of(i)] += s[i];
     }
+    return moved;
   }
 };
 
@@ -253,36 +274,30 @@ __device__ __forceinline__ void write_chunk(
   }
 }
 
-/* Divide a warp's 16 rows by their sums and store them, from `query` on. */
+/* Divide a warp's 16 rows by their sums and store them, from `query` on; tell whether a hidden key's NaN may be in one. */
 template <class P>
-__device__ __forceinline__ void finish(
-    float (&sum)[P::CHANNELS / 2], Softmax &softmax, float factor, const TensorMap &map_o, const Call &call,
+__device__ __forceinline__ bool finish(
+    float (&sum)[P::CHANNELS / 2], Softmax softmax, float factor, const TensorMap &map_o, const Call &call,
     bool direct, uint32_t staging, const Tile &t, int query) {
   int lane = threadIdx.x % 32;
-  bool lost = false; /* a hidden key's NaN may be in a sum */
+  bool lost = false;
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
     int i = query + lane / 4 + 8 * row;
     float &total = softmax.total[row];
     total += __shfl_xor_sync(0xffffffff, total, 1);
     total += __shfl_xor_sync(0xffffffff, total, 2);
-    float inverse = 1 / total, probe = 0;
+    float inverse = total == 0 ? 0.f : 1 / total, probe = 0;
 #pragma unroll
     for (int j = 0; j < P::CHANNELS / 2; ++j) {
       if (row_of(j) != row) continue;
-      sum[j] = total == 0 ? 0.f : sum[j] * inverse;
+      sum[j] *= inverse;
       probe += sum[j];
     }
-    lost |= call.causal() && i < call.queries && probe != probe && total == total;
+    lost |= (call.causal() || total == 0) && i < call.queries && probe != probe && total == total;
     if (lane % 4 == 0 && i < call.queries) {
-      call.put_lse(t.batch, t.head, i, (Softmax::base(softmax.peak[row], factor) + log2f(total)) * LN2);
+      call.put_lse(t.batch, t.head, i, (softmax.base(row, factor) + log2f(total)) * LN2);
     }
-  }
-  if (__any_sync(0xffffffff, lost)) {
-    int last = min(query + 16, call.queries);
-#pragma unroll 1
-    for (int i = query; i < last; ++i) attend_row(call, t.batch, t.head, i);
-    return;
   }
 #pragma unroll
   for (int channel = 0; channel < P::CHANNELS; channel += P::CHUNK) {
@@ -299,112 +314,164 @@ __device__ __forceinline__ void finish(
       if (lane == 0) store_box(map_o, chunk, channel, query, t.head, t.batch);
     }
   }
+  return lost;
+}
+
+/* Compute a consumer's rows that hold a NaN again, without the keys that they do not see. */
+template <class P> __device__ __forceinline__ void mend(const Call &call, int group) {
+  int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+  if (lane == 0) store_wait_whole();
+  __syncwarp();
+  Tiles<P> tiles(call);
+  for (Tile t; tiles.next(t);) {
+    int query = t.query + group * 64 + warp * 16, end = min(query + 16, call.queries);
+    for (int i = query; i < end; ++i) {
+      const O *o = call.o + call.of_o.at(t.batch, i, t.head);
+      float probe = 0;
+      for (int d = lane; d < D_V; d += 32) probe += to_float(o[d * call.of_o.channel]);
+      if (__any_sync(0xffffffff, probe != probe)) attend_row(call, t.batch, t.head, i);
+    }
+  }
 }
 
 /* CAPPED: logits are finished before their maximum is taken; else scale is above 0, and is part of the exponent. */
 template <class P, bool CAPPED>
 __device__ __forceinline__ void consume(
-    const TensorMap &map_o, const Call &call, bool direct, const Tiles<P> &tiles, Shared<P> shared, int group) {
+    const TensorMap &map_o, const Call &call, bool direct, Tiles<P> &tiles, Shared<P> shared, int group) {
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-  uint32_t staging = shared.staging(group * 4 + warp);
-  uint32_t queries = shared.q() + group * 64 * 128;
   Logits logits(call);
   float factor = CAPPED ? 1.f : logits.factor;
+  Ring<P::TILES> qs;
   Ring<P::STAGES> ks, vs;
-  uint32_t q_phase = 0;
-  if (group == P::GROUPS - 1) give_turn(0);
+  float s[P::BN / 2], sum[P::CHANNELS / 2];
+  uint32_t p[P::BN / 16][4];
+  Softmax softmax;
+  Tile t;
+  int query, whole_begin, whole_end; /* this warp's first, and the keys that all of this consumer's see */
+  bool lost = false;
+
   auto release = [&](uint32_t empty) {
     if (lane == 0) barrier_arrive(empty);
   };
-  for (int wave = 0; wave < tiles.waves(); ++wave) {
-    int i = tiles.number(wave);
-    if (i >= tiles.count) break;
-    Tile t = tiles.place(i);
-    int query = t.query + group * 64 + warp * 16; /* this warp's first */
-    float sum[P::CHANNELS / 2];
-    Softmax softmax;
-    int top = t.query + group * 64; /* whole_begin up to whole_end is what all of this consumer's queries see */
-    int whole_begin = call.seen(min(top + 63, call.queries - 1)).begin, whole_end = call.seen(top).end;
-    float s[P::BN / 2], correction[2];
-    uint32_t p[P::BN / 16][4];
-
-    auto start_logits = [&] {
-      barrier_wait(shared.k_full(ks.stage), ks.phase);
-      await_turn(group);
-      wgmma_fence();
+  auto next_tile = [&] {
+    if (!tiles.next(t)) return false;
+    int top = t.query + group * 64;
+    query = top + warp * 16;
+    whole_begin = call.seen(min(top + 63, call.queries - 1)).begin, whole_end = call.seen(top).end;
+    softmax = Softmax();
+    return true;
+  };
+  auto start_logits = [&] {
+    barrier_wait(shared.q_full(qs.stage), qs.phase);
+    barrier_wait(shared.k_full(ks.stage), ks.phase);
+    await_turn(group);
+    uint32_t q = shared.q(qs.stage) + group * 64 * 128, k = shared.k(ks.stage);
+    wgmma_fence();
 #pragma unroll
-      for (int step = 0; step < P::STEPS; ++step) {
-        uint64_t a = describe<128>(queries + step / 4 * P::Q_BOX + step % 4 * 32);
-        uint64_t b = describe<128>(shared.k(ks.stage) + step / 4 * P::K_BOX + step % 4 * 32);
-        FromShared<P::BN>::add(s, a, b, step > 0);
+    for (int step = 0; step < P::STEPS; ++step) {
+      uint64_t a = describe<128>(q + step / 4 * P::Q_BOX + step % 4 * 32);
+      uint64_t b = describe<128>(k + step / 4 * P::K_BOX + step % 4 * 32);
+      FromShared<P::BN>::add(s, a, b, step > 0);
+    }
+    wgmma_commit();
+  };
+  auto start_sum = [&](bool add) {
+    barrier_wait(shared.v_full(vs.stage), vs.phase);
+    __syncwarp();
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < P::BN / 16; ++step) {
+      uint64_t b = describe<P::V_WIDTH * 2, P::V_BOX>(shared.v(vs.stage) + step * 16 * P::V_WIDTH * 2);
+      FromRegisters<P::CHANNELS>::add(sum, p[step], b, add || step > 0);
+    }
+    wgmma_commit();
+  };
+  auto end_logits = [&](int block) { /* from products to weights; tells whether the sum is to be corrected */
+    if (block == t.first) { /* the tile's last */
+      release(shared.q_empty(qs.stage));
+      qs.next();
+    }
+    if constexpr (CAPPED) {
+#pragma unroll
+      for (int j = 0; j < P::BN / 2; ++j) s[j] = logits.of(s[j]);
+    }
+    int begin = block * P::BN;
+    if (begin < whole_begin || begin + P::BN > whole_end) {
+      int low[2], high[2];
+#pragma unroll
+      for (int row = 0; row < 2; ++row) {
+        Keys seen = call.seen(query + lane / 4 + 8 * row);
+        low[row] = seen.begin - begin - lane % 4 * 2, high[row] = seen.end - begin - lane % 4 * 2;
       }
-      wgmma_commit();
-    };
-    auto start_sum = [&](bool add) {
-      barrier_wait(shared.v_full(vs.stage), vs.phase);
-      wgmma_fence();
+      hide(s, low, high);
+    }
+    bool moved = softmax.weigh(s, factor);
+    /* This always releases: the compiler cannot know it, and has the weights made before it waits for the sum. */
+    if (!(softmax.total[0] + softmax.total[1] < 0)) release(shared.k_empty(ks.stage));
+    ks.next();
+    return moved;
+  };
+  auto end_sum = [&] {
+    wgmma_wait<0>(sum);
+    release(shared.v_empty(vs.stage));
+    vs.next();
+  };
+  auto pack_weights = [&] {
 #pragma unroll
-      for (int step = 0; step < P::BN / 16; ++step) {
-        uint64_t b = describe<P::V_WIDTH * 2, P::V_BOX>(shared.v(vs.stage) + step * 16 * P::V_WIDTH * 2);
-        FromRegisters<P::CHANNELS>::add(sum, p[step], b, add || step > 0);
-      }
-      wgmma_commit();
-    };
-    auto end_logits = [&](int block) { /* from products to weights */
-      if constexpr (CAPPED) {
-#pragma unroll
-        for (int j = 0; j < P::BN / 2; ++j) s[j] = logits.of(s[j]);
-      }
-      int begin = block * P::BN;
-      if (begin < whole_begin || begin + P::BN > whole_end) {
-        int low[2], high[2];
-#pragma unroll
-        for (int row = 0; row < 2; ++row) {
-          Keys seen = call.seen(query + lane / 4 + 8 * row);
-          low[row] = seen.begin - begin - lane % 4 * 2, high[row] = seen.end - begin - lane % 4 * 2;
-        }
-        hide(s, low, high);
-      }
-      softmax.weigh(s, factor, correction);
-      /* This always releases: the compiler cannot know it, and has the weights made before it waits for the sum. */
-      if (!(softmax.total[0] + softmax.total[1] < 0)) release(shared.k_empty(ks.stage));
-      ks.next();
-    };
-    auto pack_weights = [&] {
-#pragma unroll
-      for (int j = 0; j < P::BN / 4; ++j) p[j / 4][j % 4] = pack<T>(s[2 * j], s[2 * j + 1]);
-    };
-
-    barrier_wait(shared.q_full(), q_phase);
-    q_phase ^= 1;
+    for (int j = 0; j < P::BN / 4; ++j) p[j / 4][j % 4] = pack<T>(s[2 * j], s[2 * j + 1]);
+  };
+  auto begin_tile = [&] {
     start_logits();
     give_turn((group + 1) % P::GROUPS);
     wgmma_wait<0>(s);
-    if (t.end - 1 == t.first) release(shared.q_empty());
     end_logits(t.end - 1);
     pack_weights();
+  };
+
+  if (group == P::GROUPS - 1) give_turn(0);
+  bool more = next_tile();
+  if (more) begin_tile();
+  while (more) {
 #pragma unroll 1
     for (int block = t.end - 2; block >= t.first; --block) {
       start_logits();
       start_sum(block < t.end - 2);
       give_turn((group + 1) % P::GROUPS);
       wgmma_wait<1>(s);
-      if (block == t.first) release(shared.q_empty());
-      end_logits(block);
-      wgmma_wait<0>(sum);
-      release(shared.v_empty(vs.stage));
-      vs.next();
+      bool moved = end_logits(block);
+      end_sum();
+      if (moved) {
 #pragma unroll
-      for (int j = 0; j < P::CHANNELS / 2; ++j) sum[j] *= correction[row_of(j)];
+        for (int j = 0; j < P::CHANNELS / 2; ++j) sum[j] *= softmax.correction[row_of(j)];
+      }
       pack_weights();
     }
-    start_sum(t.end - 1 > t.first);
-    wgmma_wait<0>(sum);
-    release(shared.v_empty(vs.stage));
-    vs.next();
-    finish<P>(sum, softmax, factor, map_o, call, direct, staging, t, query);
+    bool several = t.end - 1 > t.first;
+    Tile done = t;
+    Softmax of_done = softmax;
+    int query_done = query;
+    more = next_tile();
+    auto finish_done = [&] {
+      lost |= finish<P>(sum, of_done, factor, map_o, call, direct, shared.staging(group * 4 + warp), done, query_done);
+    };
+    if (P::TILES > 1 && more) {
+      start_logits();
+      start_sum(several);
+      give_turn((group + 1) % P::GROUPS);
+      wgmma_wait<1>(s);
+      end_logits(t.end - 1);
+      end_sum();
+      finish_done();
+      pack_weights();
+    } else {
+      start_sum(several);
+      end_sum();
+      finish_done();
+      if (more) begin_tile();
+    }
   }
   if (lane == 0) store_wait<0>();
+  if (__any_sync(0xffffffff, lost)) mend<P>(call, group);
 }
 
 /* -- the kernel ---------------------------------------------------------------------------------- */
@@ -414,15 +481,17 @@ __device__ __forceinline__ void consume(
 template <class P, bool CAPPED>
 __device__ __forceinline__ void attend(
     const TensorMap &map_q, const TensorMap &map_k, const TensorMap &map_v, const TensorMap &map_o, bool direct,
-    int section, const Call &call) {
+    const Call &call) {
   extern __shared__ __align__(1024) uint8_t memory[];
   Shared<P> shared{shared_address(memory)};
-  Tiles<P> tiles(call, section);
+  Tiles<P> tiles(call);
   if (threadIdx.x == P::GROUPS * GROUP) prefetch(map_q), prefetch(map_k), prefetch(map_v), prefetch(map_o);
   if (threadIdx.x == 0) {
     constexpr int READERS = 4 * P::GROUPS; /* warps */
-    barrier_init(shared.q_full(), 1);
-    barrier_init(shared.q_empty(), READERS);
+    for (int tile = 0; tile < P::TILES; ++tile) {
+      barrier_init(shared.q_full(tile), 1);
+      barrier_init(shared.q_empty(tile), READERS);
+    }
     for (int stage = 0; stage < P::STAGES; ++stage) {
       barrier_init(shared.k_full(stage), 1);
       barrier_init(shared.k_empty(stage), READERS);
@@ -454,6 +523,6 @@ __device__ __forceinline__ void attend(
   extern "C" __global__ void __launch_bounds__(hopper::Plan<__VA_ARGS__>::THREADS, 1) NAME(                   \
       const __grid_constant__ hopper::TensorMap map_q, const __grid_constant__ hopper::TensorMap map_k,       \
       const __grid_constant__ hopper::TensorMap map_v, const __grid_constant__ hopper::TensorMap map_o,       \
-      int direct, int section, CALL_PARAMETERS) {                                                             \
-    hopper::attend<hopper::Plan<__VA_ARGS__>, CAPPED>(map_q, map_k, map_v, map_o, direct, section, CALL);      \
+      int direct, CALL_PARAMETERS) {                                                                          \
+    hopper::attend<hopper::Plan<__VA_ARGS__>, CAPPED>(map_q, map_k, map_v, map_o, direct, CALL);               \
   }

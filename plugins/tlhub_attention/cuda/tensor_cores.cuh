@@ -65,6 +65,11 @@ template <int LEFT> __device__ __forceinline__ void store_wait() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(LEFT) : "memory");
 }
 
+/* Wait until this thread's stores are done, for any access to what they wrote. */
+__device__ __forceinline__ void store_wait_whole() {
+  asm volatile("cp.async.bulk.wait_group 0;\nfence.proxy.async;" ::: "memory");
+}
+
 /* Make this thread's writes to shared memory visible to bulk copies. */
 __device__ __forceinline__ void fence_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
