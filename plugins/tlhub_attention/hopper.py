@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tlhub.specs import Config, DeviceFacts, Problem, Schedule
-from tlhub_attention.hopper_plan import best
+from tlhub_attention.hopper_plan import plans
 
 _ARCH = "cuda:sm_90a"
 _IN = ("float16", "bfloat16")
@@ -33,8 +33,9 @@ def supports(problem: Problem, facts: DeviceFacts) -> str | None:
 
 
 def configs(problem: Problem, facts: DeviceFacts) -> Sequence[Config]:
-    """Return the one config: ``plan``, the queries of a tile and the keys of a block."""
-    return ({"plan": str(best(int(problem.dim["D"]), int(problem.dim["D_v"])))},)
+    """Return the one config: ``plans``, as ``Plan`` writes them, of which each call takes the cheapest."""
+    d, d_v = (int(problem.dim[name]) for name in ("D", "D_v"))
+    return ({"plans": " ".join(map(str, plans(d, d_v, bool(problem.option["causal"]))))},)
 
 
 HOPPER = Schedule(
@@ -49,7 +50,10 @@ HOPPER = Schedule(
     configs=configs,
     symbolic=("B", "S", "H", "H_kv", "S_kv"),
     sources=(
-        *(f"tlhub_attention.{name}" for name in ("hopper", "hopper_plan", "hopper_program", "cuda_code", "tensor_cores")),
+        *(
+            f"tlhub_attention.{name}"
+            for name in ("hopper", "hopper_plan", "hopper_program", "cuda_code", "tensor_cores")
+        ),
         *(f"tlhub_attention/cuda/{name}.cuh" for name in ("call", "rows", "tensor_cores", "hopper")),
     ),
     priority=20,

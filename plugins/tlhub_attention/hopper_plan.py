@@ -26,7 +26,9 @@ class Plan(NamedTuple):
         """Return the plan that ``str`` wrote. Raises BuildError."""
         match = _TEXT.fullmatch(text)
         if not match:
-            raise BuildError(f"{text!r} is no plan; it is the queries of a tile and the keys of a block, as in '128x128'")
+            raise BuildError(
+                f"{text!r} is no plan; it is the queries of a tile and the keys of a block, as in '128x128'"
+            )
         return cls(*map(int, match.groups()))
 
     def __str__(self) -> str:
@@ -38,12 +40,17 @@ class Plan(NamedTuple):
         return self.queries // 64
 
     @property
+    def capped(self) -> Plan:
+        """The plan where logits are capped, which takes more registers than three consumers have."""
+        return Plan(min(self.queries, 128), self.keys)
+
+    @property
     def threads(self) -> int:
         """Of a block: the consumers', and the producer's warp group."""
         return (self.groups + 1) * 128
 
     def tiles(self, d: int, d_v: int, item: int) -> int:
-        """Return how many tiles' queries there is room for, beside a chunk of o: 1, or 2."""
+        """Return how many tiles' queries there is room for, beside a chunk of o: 1, or 2 that overlap."""
         return 2 if self._beside(d, d_v, 2) + self._chunks(d_v, item) <= _SHARED else 1
 
     def buffers(self, d: int, d_v: int, item: int) -> int:
@@ -54,6 +61,12 @@ class Plan(NamedTuple):
     def shared(self, d: int, d_v: int, item: int) -> int:
         """Return the bytes of shared memory of a block: q, two rings, what is staged, and barriers."""
         return self._beside(d, d_v, self.tiles(d, d_v, item)) + self.buffers(d, d_v, item) * self._chunks(d_v, item)
+
+    def price(self, d: int, d_v: int, item: int) -> str:
+        """Return what a tile is expected to take, as a C expression: keys, what a block has besides, and what a tile
+        has that does not begin as another ends. The numbers are fitted to times on an H200."""
+        alone = 64 if self.tiles(d, d_v, item) == 1 else 0
+        return f"(CEIL_DIV(S_kv, {self.keys}) * {self.keys + 35} + {alone})"
 
     def _chunks(self, d_v: int, item: int) -> int:
         """Return the bytes of a chunk of o of each warp."""
@@ -80,10 +93,13 @@ def round_up(x: int, to: int) -> int:
     return -(-x // to) * to
 
 
-def best(d: int, d_v: int) -> Plan:
-    """Return the plan for heads of *d* channels of q and k, and *d_v* of v."""
+def plans(d: int, d_v: int, causal: bool) -> tuple[Plan, ...]:
+    """Return the plans for heads of *d* channels of q and k, and *d_v* of v, of which a call takes the cheapest; the
+    last is for capped logits too."""
     if max(d, d_v) <= 64:
-        return Plan(192, 128)
-    if d <= 128 and d_v <= 128 or d <= 192 and d_v <= 128:
-        return Plan(128, 128)
-    return Plan(128, 96) if max(d, d_v) <= 192 else Plan(128, 64)
+        return (Plan(192, 128),)
+    if max(d, d_v) <= 128:
+        return (Plan(128, 128),) if causal else (Plan(128, 160), Plan(128, 128))
+    if d <= 192 and d_v <= 128:
+        return (Plan(128, 128),)
+    return (Plan(128, 96),) if max(d, d_v) <= 192 else (Plan(128, 64),)

@@ -18,7 +18,7 @@ from tlhub.workload import Item
 from tlhub_attention import hopper_plan, hopper_program
 from tlhub_attention.contract import ATTENTION
 from tlhub_attention.hopper import HOPPER
-from tlhub_attention.hopper_plan import Plan
+from tlhub_attention.hopper_plan import Plan, plans
 from tlhub_cuda import nvcc
 
 H200 = DeviceFacts("cuda:sm_90a", "an H200", cores=132, shared_memory=227 * 1024)
@@ -66,24 +66,33 @@ def test_what_certifies_it_can_be_served():
     made = [problem.make(ATTENTION, i.shape, i.dtype, i.options) for i in items if isinstance(i, Item)]
     assert len(made) == len(items) > 20
     assert all(HOPPER.supports(m, H200) is None for m in made)
-    assert {str(HOPPER.configs(m, H200)[0]["plan"]) for m in made} == {str(hopper_plan.best(*c)) for c in CHANNELS}
+    taken = {HOPPER.configs(m, H200)[0]["plans"] for m in made}
+    assert taken == {" ".join(map(str, plans(*c, causal))) for c in CHANNELS for causal in (False, True)}
 
 
 # -- plans -------------------------------------------------------------------------------------------
 
 
+def every_plan():
+    return {(d, d_v, plan) for d, d_v in CHANNELS for causal in (False, True) for plan in plans(d, d_v, causal)}
+
+
 @pytest.mark.parametrize("item", [2, 4])
 def test_every_plan_has_room_for_its_rings_and_a_chunk_of_o(item):
-    for d, d_v in CHANNELS:
-        plan = hopper_plan.best(d, d_v)
+    for d, d_v, plan in every_plan():
         assert plan.buffers(d, d_v, item) >= 1 and plan.shared(d, d_v, item) <= 227 * 1024
 
 
 def test_no_plan_keeps_more_in_registers_than_a_consumer_has():
-    for d, d_v in CHANNELS:
-        plan = hopper_plan.best(d, d_v)
+    for _, d_v, plan in every_plan():
         logits, weights, sums = plan.keys // 2, plan.keys // 4, hopper_plan.round_up(d_v, 32) // 2
-        assert logits + weights + sums + 32 <= (160 if plan.groups == 3 else 240)
+        assert logits + weights + sums + 32 <= (160 if plan.groups == 3 else 232)
+
+
+@pytest.mark.parametrize(("s_kv", "plan"), [(512, "128x128"), (1024, "128x128"), (4096, "128x160"), (65536, "128x160")])
+def test_long_sequences_take_larger_blocks_of_keys(driver, s_kv, plan):
+    said = call(driver, 128, s_kv, causal=False)
+    assert said.error is None and said.launch["kernel"] == f"hopper_{plan}"
 
 
 def test_a_plan_is_written_as_it_is_read():
@@ -98,16 +107,17 @@ def test_a_plan_is_written_as_it_is_read():
 @functools.cache
 def build(d=128, d_v=None, dtype="float16", **options):
     """Build a binary with all dims but the channels symbolic."""
-    config = {"plan": str(hopper_plan.best(d, d_v or d))}
-    dims = {**SYMBOLS, "D": d, "D_v": d_v or d}
-    return cuda_lab.build(HOPPER.program, ATTENTION, dims, dtype=dtype, config=config, options=options)
+    made = make(d, d_v, dtype, **options)
+    (config,) = HOPPER.configs(made, H200)
+    return cuda_lab.build(HOPPER.program, ATTENTION, made.dim, dtype=dtype, config=config, options=options)
 
 
 @pytest.mark.parametrize(
     ("channels", "options"),
     [
         ((128, 128), {"causal": True, "lse": True}),
-        ((64, 64), {"dtype": "bfloat16"}),
+        ((128, 128), {"lse": True}),
+        pytest.param((64, 64), {"dtype": "bfloat16"}, marks=pytest.mark.slow),
         pytest.param((72, 40), {"out_dtype": "float32"}, marks=pytest.mark.slow),
         pytest.param((96, 96), {"dtype": "bfloat16", "causal": True}, marks=pytest.mark.slow),
         pytest.param((192, 128), {"causal": True}, marks=pytest.mark.slow),
@@ -117,12 +127,15 @@ def build(d=128, d_v=None, dtype="float16", **options):
 )
 def test_kernels_compile_without_spills_or_serialised_wgmma(channels, options):
     built = build(*channels, **options).built
-    plan, item = hopper_plan.best(*channels), 4 if "out_dtype" in options else 2
+    item, chosen = 4 if "out_dtype" in options else 2, plans(*channels, options.get("causal", False))
     assert built.warnings == ()
-    for name in ("hopper_plain", "hopper_capped"):
+    capped = chosen[-1].capped
+    for name, plan in [*((f"hopper_{plan}", plan) for plan in chosen), (f"hopper_{capped}_capped", capped)]:
         assert built.resources[f"{name}.spills"] == 0
         assert built.resources[f"{name}.shared_memory"] == plan.shared(*channels, item)
-        assert built.resources[f"{name}.registers"] == 65536 // plan.threads // 8 * 8  # all that there are at the launch
+        assert (
+            built.resources[f"{name}.registers"] == 65536 // plan.threads // 8 * 8
+        )  # all that there are at the launch
 
 
 def test_wgmma_multiplies_whole_tiles_that_bulk_copies_brought():
@@ -130,10 +143,11 @@ def test_wgmma_multiplies_whole_tiles_that_bulk_copies_brought():
     command = [nvcc.find().command, "-ptx", "-gencode", "arch=compute_90a,code=compute_90a", "-std=c++17", "program.cu"]
     subprocess.run([*command, "-o", "program.ptx"], cwd=folder, check=True, capture_output=True, timeout=100)
     entries = (folder / "program.ptx").read_text().split(".entry ")
-    text = {entry.partition("(")[0]: entry for entry in entries}["hopper_plain"]
+    text = {entry.partition("(")[0]: entry for entry in entries}["hopper_128x128"]
     products = text.split("wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16")[1:]
-    # of a tile's first block, of the others, and of the last: 8 steps of 16 channels, and 8 of 16 keys
-    assert len(products) == 8 + (8 + 8) + 8
+    # 8 steps of 16 channels and 8 of 16 keys: of the first logits, of two products at once in a tile and where the next
+    # begins, of the last sum, and of the first logits of a tile that does not overlap, which there is none of
+    assert len(products) in (8 + 2 * (8 + 8) + 8, 8 + 2 * (8 + 8) + 8 + 8)
     assert text.count("setmaxnreg") == 2
     assert "cp.async.bulk.tensor.4d.global.shared::cta" in text and "stmatrix" in text
     # one barrier for all threads, at the start; consumers' turns are named ones
@@ -144,10 +158,10 @@ def test_wgmma_multiplies_whole_tiles_that_bulk_copies_brought():
 def test_a_layout_that_differs_from_the_launch_does_not_compile(tmp_path, launched):
     """The bytes of shared memory of a launch are those that the kernel lays out."""
     cuda_lab.needs_nvcc()
-    source = hopper_program.program(make(8), {"plan": "128x64"}, "cuda:sm_90a").source
+    source = hopper_program.program(make(8), {"plans": "128x64"}, "cuda:sm_90a").source
     shared = Plan(128, 64).shared(8, 8, 2)
-    assert f"\nHOPPER(hopper_plain, {shared}, " in source
-    source = source.replace(f"\nHOPPER(hopper_plain, {shared}, ", f"\nHOPPER(hopper_plain, {shared - launched}, ")
+    assert f"\nHOPPER(hopper_128x64, {shared}, " in source
+    source = source.replace(f"\nHOPPER(hopper_128x64, {shared}, ", f"\nHOPPER(hopper_128x64, {shared - launched}, ")
     (tmp_path / "program.cu").write_text(source)
     command = [nvcc.find().command, "-ptx", "-arch=sm_90a", "-std=c++17", "program.cu", "-o", "program.ptx"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
@@ -158,16 +172,16 @@ def test_a_layout_that_differs_from_the_launch_does_not_compile(tmp_path, launch
 # -- a call ------------------------------------------------------------------------------------------
 
 
-def call(driver, s=1000, s_kv=None, *, batch=2, heads=8, kv_heads=2, scalars=(0.1, 0, 0.0), lse=True, **arrays):
+def call(driver, s=1000, s_kv=None, *, batch=2, heads=8, kv_heads=2, scalars=(0.1, 0, 0.0), causal=True, **arrays):
     """Call with arrays in C order; *arrays* replace what those have."""
     s_kv = s if s_kv is None else s_kv
     shapes = {"q": (s, heads), "k": (s_kv, kv_heads), "v": (s_kv, kv_heads), "o": (s, heads)}
     given = [
-        Array((batch, *shape, 128), **{"address": 1 << 30 + i, "dtype": "float16", **arrays.get(name, {})})
+        Array((batch, *shape, 128), **{"address": (i + 1) << 42, "dtype": "float16", **arrays.get(name, {})})
         for i, (name, shape) in enumerate(shapes.items())
     ]
-    given.append(Array((batch, heads, s), 1 << 40, "float32"))
-    return driver.do(cuda_lab.call, build(causal=True, lse=True).linked, [*given, None, *scalars])
+    given.append(Array((batch, heads, s), 1 << 46, "float32"))
+    return driver.do(cuda_lab.call, build(causal=causal, lse=True).linked, [*given, None, *scalars])
 
 
 def served(driver, *shape, **named):
@@ -178,8 +192,8 @@ def served(driver, *shape, **named):
 
 def test_a_launch_has_as_many_blocks_as_fit(driver):
     launch = served(driver).launch
-    assert (launch["kernel"], launch["grid"], launch["block"]) == ("hopper_plain", [128, 1, 1], [384, 1, 1])
-    assert launch["programmatic"] == 1 and launch["shared"] == hopper_plan.best(128, 128).shared(128, 128, 2)
+    assert (launch["kernel"], launch["grid"], launch["block"]) == ("hopper_128x128", [128, 1, 1], [384, 1, 1])
+    assert launch["programmatic"] == 1 and launch["shared"] == Plan(128, 128).shared(128, 128, 2)
     assert served(driver, 1100).launch["grid"] == [132, 1, 1]
     assert served(driver, 1, batch=1).launch["grid"] == [8, 1, 1]
 
@@ -196,22 +210,22 @@ def test_tensor_maps_have_the_arrays_as_they_are_stored(driver):
     assert number(said.launch["parameters"][4], "i") == 0
 
 
-@pytest.mark.parametrize("o", [{"address": (1 << 33) + 2}, {"strides": (1032000, 1032, 129, 1)}])
+@pytest.mark.parametrize("o", [{"address": (1 << 45) + 2}, {"strides": (1032000, 1032, 129, 1)}])
 def test_an_o_that_has_no_tensor_map_is_written_element_by_element(driver, o):
     said = served(driver, o=o)
-    assert said.launch["kernel"] == "hopper_plain" and number(said.launch["parameters"][4], "i") == 1
-    assert said.maps()[3]["address"] == 1 << 30
+    assert said.launch["kernel"] == "hopper_128x128" and number(said.launch["parameters"][4], "i") == 1
+    assert said.maps()[3]["address"] == 1 << 42
 
 
 @pytest.mark.parametrize(
     ("scalars", "kernel"),
     [
-        ((0.1, 0, 0.0), "hopper_plain"),
-        ((0.1, 100, 0.0), "hopper_plain"),
-        ((0.1, 0, 30.0), "hopper_capped"),
-        ((-0.1, 0, 0.0), "hopper_capped"),
-        ((0.0, 0, 0.0), "hopper_capped"),
-        ((float("nan"), 0, 0.0), "hopper_capped"),
+        ((0.1, 0, 0.0), "hopper_128x128"),
+        ((0.1, 100, 0.0), "hopper_128x128"),
+        ((0.1, 0, 30.0), "hopper_128x128_capped"),
+        ((-0.1, 0, 0.0), "hopper_128x128_capped"),
+        ((0.0, 0, 0.0), "hopper_128x128_capped"),
+        ((float("nan"), 0, 0.0), "hopper_128x128_capped"),
     ],
 )
 def test_a_cap_or_an_unusual_scale_takes_the_kernel_that_finishes_logits(driver, scalars, kernel):
@@ -266,7 +280,7 @@ def test_what_no_launch_serves_is_refused_with_its_sizes(driver, wrong, said):
     [
         ({"k": {"dtype": "bfloat16"}}, "'k'"),
         ({"v": {"device": 1}}, "'v'"),
-        ({"o": {"address": 1 << 30}}, "'o'"),  # where q is
+        ({"o": {"address": 1 << 42}}, "'o'"),  # where q is
     ],
 )
 def test_arguments_are_checked_before_a_launch(driver, arrays, said):
