@@ -11,8 +11,8 @@ from tlhub_attention import cuda_code, tensor_cores
 from tlhub_attention.hopper_plan import ITEM, Plan, box, chunk, round_up
 
 _SERVED = f"H_kv > 0 && H % H_kv == 0 && S < {cuda_code.MOST} && S_kv < {cuda_code.MOST}"
-_PLAIN = "softcap == 0 && scale > 0"
-"""The condition that the scale can be part of the exponent."""
+_PLAIN = "softcap == 0 && scale > 1e-30"
+"""The condition that the scale can be part of the exponent: a hidden key's -inf stays that by a factor above 0."""
 
 
 def program(problem: Problem, config: Config, arch: str) -> CudaProgram:

@@ -225,6 +225,7 @@ def test_an_o_that_has_no_tensor_map_is_written_element_by_element(driver, o):
         ((0.1, 0, 30.0), "hopper_128x128_capped"),
         ((-0.1, 0, 0.0), "hopper_128x128_capped"),
         ((0.0, 0, 0.0), "hopper_128x128_capped"),
+        ((1e-300, 0, 0.0), "hopper_128x128_capped"),
         ((float("nan"), 0, 0.0), "hopper_128x128_capped"),
     ],
 )

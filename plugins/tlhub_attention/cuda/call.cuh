@@ -88,15 +88,17 @@ struct Call {
 
 /* Products of a query and a key to logits in base 2, of any scale, with and without a soft cap. */
 struct Logits {
+  bool capped;
   float factor, cap;
 
   __device__ __forceinline__ explicit Logits(const Call &call)
-      : factor(static_cast<float>(call.softcap != 0 ? call.scale / call.softcap : call.scale * double(LOG2E))),
+      : capped(call.softcap != 0),
+        factor(static_cast<float>(capped ? call.scale / call.softcap : call.scale * double(LOG2E))),
         cap(static_cast<float>(call.softcap * double(LOG2E))) {}
 
   __device__ __forceinline__ float of(float product) const {
     float x = product * factor;
-    return cap != 0 ? cap * tanh_fast(x) : x;
+    return capped ? cap * tanh_fast(x) : x;
   }
 };
 

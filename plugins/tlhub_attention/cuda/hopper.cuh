@@ -1,4 +1,4 @@
-/* Attention on Hopper's tensor cores (sm_90a): bulk tensor copies, warp-specialised wgmma, a persistent loop over tiles.
+/* Attention on Hopper's tensor cores (sm_90a): bulk tensor copies, warp-specialised wgmma, persistent blocks.
  *
  * A tile is BM queries of one head. A block has a producer and GROUPS consumers, a warp group each; a consumer has 64
  * queries of the tile. The producer's first thread fills rings of blocks of BN keys, K and V apart, from the last block
@@ -274,7 +274,7 @@ __device__ __forceinline__ void write_chunk(
   }
 }
 
-/* Divide a warp's 16 rows by their sums and store them, from `query` on; tell whether a hidden key's NaN may be in one. */
+/* Divide a warp's 16 rows by their sums and store them, from `query` on; tell whether a hidden NaN may be in one. */
 template <class P>
 __device__ __forceinline__ bool finish(
     float (&sum)[P::CHANNELS / 2], Softmax softmax, float factor, const TensorMap &map_o, const Call &call,
@@ -302,7 +302,13 @@ __device__ __forceinline__ bool finish(
 #pragma unroll
   for (int channel = 0; channel < P::CHANNELS; channel += P::CHUNK) {
     uint32_t chunk = staging + channel / P::CHUNK % P::BUFFERS * P::CHUNK_BYTES;
-    if (lane == 0) store_wait<P::BUFFERS - 1>(); /* until the buffer is free */
+    if (lane == 0) { /* until the buffer is free: of an odd number of chunks the last is in the first buffer, too */
+      if (channel == 0) {
+        store_wait<0>();
+      } else {
+        store_wait<P::BUFFERS - 1>();
+      }
+    }
     __syncwarp();
     stage_chunk<P>(chunk, &sum[channel / 2], lane);
     if (direct) {

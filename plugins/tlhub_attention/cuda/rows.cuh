@@ -49,7 +49,9 @@ __device__ __forceinline__ void attend_row(const Call &call, int b, int h, int i
     each_channel<D_V>([&](int at, int d) { sum[at] = fmaf(weight, to_float(row[d * call.of_v.channel]), sum[at]); });
   }
   O *o = call.o + call.of_o.at(b, i, h);
-  each_channel<D_V>([&](int at, int d) { o[d * call.of_o.channel] = from_float<O>(total == 0 ? 0.f : sum[at] / total); });
+  each_channel<D_V>([&](int at, int d) {
+    o[d * call.of_o.channel] = from_float<O>(total == 0 ? 0.f : sum[at] / total);
+  });
   if (threadIdx.x % 32 == 0) call.put_lse(b, h, i, (base + log2f(total)) * LN2);
 }
 

@@ -76,7 +76,7 @@ __device__ __forceinline__ void fence_copies() { asm volatile("fence.proxy.async
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
-/* Wait until at most LEFT groups of products are under way; what is done with `sum`, of one that is not, comes after. */
+/* Wait until at most LEFT groups of products are under way; nothing is done with `sum`, of one that is done, before. */
 template <int LEFT, int N> __device__ __forceinline__ void wgmma_wait(float (&sum)[N]) {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 #pragma unroll
