@@ -84,5 +84,8 @@ ATTENTION = Kernel(
     flops=flops,
     reference="tlhub_attention.reference:reference",
     tolerance="tlhub_attention.reference:tolerance",
-    peers={"torch": "tlhub_attention.reference:torch_attention"},
+    peers={
+        "torch": "tlhub_attention.reference:torch_attention",
+        "cuda:torch": "tlhub_attention.reference:torch_gpu_attention",
+    },
 )

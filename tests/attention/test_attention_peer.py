@@ -10,7 +10,7 @@ import pytest
 from tlhub import problem, testing
 from tlhub.specs import Problem
 from tlhub_attention.contract import ATTENTION
-from tlhub_attention.reference import reference, torch_attention
+from tlhub_attention.reference import reference, torch_attention, torch_gpu_attention
 
 
 @pytest.fixture(autouse=True)
@@ -38,3 +38,17 @@ def test_it_is_left_out_where_it_computes_something_else(options: dict[str, Any]
     made = make(**options)
     with pytest.raises(NotImplementedError):
         torch_attention(made, testing.inputs(ATTENTION, made), testing.default_scalars(ATTENTION, made))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_that_of_gpus_takes_tensors_as_they_are(causal: bool) -> None:
+    """PyTorch's CPU has a flash kernel too, which stands for the GPU's."""
+    import torch
+
+    made = make("float32", causal=causal, H_kv=4)
+    arrays, scalars = testing.inputs(ATTENTION, made), testing.default_scalars(ATTENTION, made)
+    got = torch_gpu_attention(made, {name: torch.from_numpy(a) for name, a in arrays.items()}, scalars)()
+    assert isinstance(got, torch.Tensor)
+    np.testing.assert_allclose(got.transpose(1, 2).numpy(), reference(made, arrays, scalars)[0], atol=4e-3)
+    with pytest.raises(NotImplementedError, match="no lse"):
+        torch_gpu_attention(make(lse=True), {}, scalars)

@@ -1,0 +1,534 @@
+/* Attention on Hopper's tensor cores (sm_90a): bulk tensor copies, warp-specialised wgmma, persistent blocks.
+ *
+ * A tile is BM queries of one head. A block has a producer and GROUPS consumers, a warp group each; a consumer has 64
+ * queries of the tile. The producer's first thread fills rings of blocks of BN keys, K and V apart, from the last block
+ * that the tile sees to the first. For each the consumers compute
+ *
+ *     S = Q K        the logits, in registers
+ *     P = 2**(S - max)
+ *     O = O * correction + P V
+ *
+ * with P left in registers as an operand. The product of the next S and that of this P and V are under way together,
+ * and P of the next is computed during the latter. Consumers take turns at starting products, so that one has the
+ * tensor cores while another has the exponentials. The next tile's blocks arrive during the end of this tile.
+ *
+ * Only blocks that a mask cuts are masked; a hidden block is skipped. Q and K lie in shared memory in boxes of 64
+ * channels, V in boxes of 64 or 32; what is out of bounds arrives as zeros, and is not stored. o is staged 16 rows of a
+ * warp at a time, and leaves as bulk tensor copies, or element by element where it is not aligned for them.
+ *
+ * The schedule is that of FlashAttention-3 (Shah et al., 2024), on the online softmax of Milakov and Gimelshein (2018).
+ */
+
+namespace hopper {
+
+using namespace tensor_cores;
+
+constexpr int GROUP = 128; /* threads */
+
+constexpr int round_up(int x, int to) { return (x + to - 1) / to * to; }
+
+/* What a kernel is: Python's side of it is hopper_plan.py. */
+template <int GROUPS_, int BN_, int TILES_, int BUFFERS_> struct Plan {
+  static constexpr int GROUPS = GROUPS_, BM = 64 * GROUPS, BN = BN_;
+  static constexpr int TILES = TILES_;     /* whose q there is room for; of two the second begins as the first ends */
+  static constexpr int STAGES = 2;         /* of the rings of K and V */
+  static constexpr int BUFFERS = BUFFERS_; /* chunks of o that a warp stages */
+  static constexpr int THREADS = (GROUPS + 1) * GROUP;
+  /* registers of a thread; at the launch all have the same */
+  static constexpr int PRODUCER_REGISTERS = GROUPS == 3 ? 32 : 24, CONSUMER_REGISTERS = GROUPS == 3 ? 160 : 240;
+
+  static constexpr int CHANNELS = round_up(D_V, 32);              /* of v and o */
+  static constexpr int V_WIDTH = CHANNELS % 64 == 0 ? 64 : 32;    /* of a box */
+  static constexpr int BOXES = (D + 63) / 64, STEPS = (D + 15) / 16; /* of q and k: boxes, and products */
+  static constexpr int CHUNK = sizeof(O) == 4 ? 32 : V_WIDTH;     /* channels of o that are staged at once */
+
+  static constexpr int Q_BOX = BM * 128, K_BOX = BN * 128, V_BOX = BN * V_WIDTH * 2; /* bytes */
+  static constexpr int Q_BYTES = BOXES * Q_BOX, K_BYTES = BOXES * K_BOX, V_BYTES = CHANNELS / V_WIDTH * V_BOX;
+  static constexpr int CHUNK_BYTES = 16 * CHUNK * int(sizeof(O));
+  static constexpr int AT_K = TILES * Q_BYTES, AT_V = AT_K + STAGES * K_BYTES, AT_STAGING = AT_V + STAGES * V_BYTES;
+  static constexpr int AT_BARRIERS = AT_STAGING + 4 * GROUPS * BUFFERS * CHUNK_BYTES;
+  static constexpr int BYTES = AT_BARRIERS + 8 * (2 * TILES + 4 * STAGES); /* of shared memory in all */
+
+  static_assert(BN % 16 == 0 && BN <= 256, "a product is of 16 keys at a time, and a box of at most 256");
+};
+
+/* Addresses in shared memory; `full` barriers complete when bytes have arrived, `empty` when all have read them. */
+template <class P> struct Shared {
+  uint32_t base;
+
+  __device__ __forceinline__ uint32_t q(int tile) const { return base + tile * P::Q_BYTES; }
+  __device__ __forceinline__ uint32_t k(int stage) const { return base + P::AT_K + stage * P::K_BYTES; }
+  __device__ __forceinline__ uint32_t v(int stage) const { return base + P::AT_V + stage * P::V_BYTES; }
+  __device__ __forceinline__ uint32_t staging(int warp) const {
+    return base + P::AT_STAGING + warp * (P::BUFFERS * P::CHUNK_BYTES);
+  }
+  __device__ __forceinline__ uint32_t q_full(int tile) const { return barrier(tile); }
+  __device__ __forceinline__ uint32_t q_empty(int tile) const { return barrier(P::TILES + tile); }
+  __device__ __forceinline__ uint32_t k_full(int stage) const { return barrier(2 * P::TILES + stage); }
+  __device__ __forceinline__ uint32_t k_empty(int stage) const { return k_full(P::STAGES + stage); }
+  __device__ __forceinline__ uint32_t v_full(int stage) const { return k_full(2 * P::STAGES + stage); }
+  __device__ __forceinline__ uint32_t v_empty(int stage) const { return k_full(3 * P::STAGES + stage); }
+
+ private:
+  __device__ __forceinline__ uint32_t barrier(int i) const { return base + P::AT_BARRIERS + 8 * i; }
+};
+
+/* -- tiles --------------------------------------------------------------------------------------- */
+
+/* A tile: its head, its first query, and the blocks of keys that it sees, from `first` up to `end`: one at least. */
+struct Tile {
+  int batch, head, kv_head, query, first, end;
+};
+
+/* The tiles of a block, one after the other. Heads go in sections of two waves of tiles or more, so that their keys and
+ * values stay in the L2 cache. Under a causal mask a section has the longest tiles of all its heads first, and every
+ * other wave of it is dealt out backwards, which evens out what blocks get. */
+template <class P> struct Tiles {
+  const Call &call;
+  int down, section, count; /* tiles of a head, heads of a section, tiles in all */
+  int first = 0, wave = 0;  /* the section's first tile, and the next of its waves */
+
+  __device__ __forceinline__ explicit Tiles(const Call &call)
+      : call(call), down((call.queries + P::BM - 1) / P::BM), section((2 * gridDim.x + down - 1) / down),
+        count(down * call.heads * call.batch) {}
+
+  /* Take the next tile; false if there is none. */
+  __device__ __forceinline__ bool next(Tile &t) {
+    int blocks = gridDim.x, size = section * down;
+    for (; first < count; first += size, wave = 0) {
+      int place = (blockIdx.x + blocks - first % blocks) % blocks;
+      int at = wave * blocks + (wave % 2 && call.causal() ? blocks - 1 - place : place);
+      if (at < min(size, count - first)) {
+        ++wave;
+        t = tile(at);
+        return true;
+      }
+    }
+    return false;
+  }
+
+ private:
+  /* The tile number `at` of the section. */
+  __device__ __forceinline__ Tile tile(int at) const {
+    int top = first / down, heads = min(section, call.heads * call.batch - top);
+    int head = top + (call.causal() ? at % heads : at / down);
+    int row = call.causal() ? down - 1 - at / heads : at % down;
+    Tile t;
+    t.batch = head / call.heads, t.head = head % call.heads;
+    t.kv_head = t.head / (call.heads / call.kv_heads);
+    t.query = row * P::BM;
+    int last = min(t.query + P::BM, call.queries) - 1;
+    t.first = call.seen(t.query).begin / P::BN;
+    t.end = max(t.first + 1, (call.seen(last).end + P::BN - 1) / P::BN);
+    return t;
+  }
+};
+
+/* -- the producer -------------------------------------------------------------------------------- */
+
+/* Wait for a stage, and load boxes of `rows` rows, `width` channels each. */
+template <int BOXES, int WIDTH, int BYTES>
+__device__ __forceinline__ void load(
+    uint32_t to, const TensorMap &map, uint32_t full, uint32_t empty, uint32_t phase, int row, int head, int batch) {
+  barrier_wait(empty, phase ^ 1);
+  barrier_expect(full, BYTES);
+#pragma unroll
+  for (int i = 0; i < BOXES; ++i) load_box(to + i * (BYTES / BOXES), map, full, i * WIDTH, row, head, batch);
+}
+
+template <class P>
+__device__ __forceinline__ void produce(
+    const TensorMap &map_q, const TensorMap &map_k, const TensorMap &map_v, Tiles<P> &tiles, Shared<P> shared) {
+  Ring<P::TILES> qs;
+  Ring<P::STAGES> ks, vs;
+  for (Tile t; tiles.next(t);) {
+    auto load_k = [&](int block) {
+      load<P::BOXES, 64, P::K_BYTES>(shared.k(ks.stage), map_k, shared.k_full(ks.stage), shared.k_empty(ks.stage),
+                                     ks.phase, block * P::BN, t.kv_head, t.batch);
+      ks.next();
+    };
+    auto load_v = [&](int block) {
+      load<P::CHANNELS / P::V_WIDTH, P::V_WIDTH, P::V_BYTES>(
+          shared.v(vs.stage), map_v, shared.v_full(vs.stage), shared.v_empty(vs.stage), vs.phase, block * P::BN,
+          t.kv_head, t.batch);
+      vs.next();
+    };
+    load_k(t.end - 1);
+    load<P::BOXES, 64, P::Q_BYTES>(shared.q(qs.stage), map_q, shared.q_full(qs.stage), shared.q_empty(qs.stage),
+                                   qs.phase, t.query, t.head, t.batch);
+    qs.next();
+    for (int block = t.end - 1; block >= t.first; --block) {
+      if (block > t.first) load_k(block - 1);
+      load_v(block);
+    }
+  }
+}
+
+/* -- a consumer ---------------------------------------------------------------------------------- */
+
+/* Consumers take turns by named barriers: one waits for its own, and the one before it arrives there. */
+__device__ __forceinline__ void await_turn(int group) {
+  asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"(2 * GROUP) : "memory");
+}
+__device__ __forceinline__ void give_turn(int group) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(1 + group), "n"(2 * GROUP) : "memory");
+}
+
+/* A thread has two rows of an accumulator: of each 8 columns two floats of row lane / 4, two of the row 8 below. */
+__device__ constexpr int row_of(int i) { return i / 2 % 2; }
+__device__ constexpr int column_of(int i) { return i / 4 * 8 + i % 2; }
+
+/* The softmax of a thread's two rows: the logit that exponents are relative to, and this thread's part of the sum. */
+struct Softmax {
+  float peak[2] = {-infinity(), -infinity()}, total[2] = {}, correction[2];
+
+  /* What is subtracted from exponents: the peak, or 0 where no key has been seen. */
+  __device__ __forceinline__ float base(int row, float factor) const {
+    return peak[row] == -infinity() ? 0.f : peak[row] * factor;
+  }
+
+  /* Make weights of logits. If it returns true, sums so far are to be multiplied by `correction`: a warp's peaks move
+   * when a maximum is above one by so much that weights are large, up to 2**SLACK. */
+  template <int N> __device__ __forceinline__ bool weigh(float (&s)[N], float factor) {
+    constexpr float SLACK = 8;
+    float most[2];
+    bool moved = false;
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      most[row] = peak[row];
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        if (row_of(i) == row) most[row] = fmaxf(most[row], s[i]);
+      }
+      most[row] = fmaxf(most[row], __shfl_xor_sync(0xffffffff, most[row], 1));
+      most[row] = fmaxf(most[row], __shfl_xor_sync(0xffffffff, most[row], 2));
+      moved |= !((most[row] - peak[row]) * factor <= SLACK);
+    }
+    moved = __any_sync(0xffffffff, moved);
+    if (moved) {
+#pragma unroll
+      for (int row = 0; row < 2; ++row) {
+        float before = peak[row] * factor;
+        peak[row] = most[row];
+        correction[row] = exp2_fast(before - base(row, factor));
+        total[row] *= correction[row];
+      }
+    }
+    float subtract[2] = {base(0, factor), base(1, factor)};
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      s[i] = exp2_fast(fmaf(s[i], factor, -subtract[row_of(i)]));
+      total[row_of(i)] += s[i];
+    }
+    return moved;
+  }
+};
+
+/* What of a block of keys this thread's two rows see: the columns from `low` up to `high`, counted from its first. */
+template <int N> __device__ __forceinline__ void hide(float (&s)[N], const int (&low)[2], const int (&high)[2]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    int row = row_of(i);
+    if (column_of(i) < low[row] || column_of(i) >= high[row]) s[i] = -infinity();
+  }
+}
+
+/* Write a warp's 16 rows of a chunk to shared memory, row by row, swizzled by the width of a row. */
+template <class P> __device__ __forceinline__ void stage_chunk(uint32_t to, const float *sum, int lane) {
+  constexpr int WIDTH = P::CHUNK * int(sizeof(O)), SWIZZLE = WIDTH - 16;
+  auto place = [&](int row, int column) {
+    int at = row * WIDTH + column * int(sizeof(O));
+    return to + (at ^ (at >> 3 & SWIZZLE));
+  };
+#pragma unroll
+  for (int i = 0; i < P::CHUNK / 2; i += 8) {
+    if constexpr (sizeof(O) == 2) {
+      uint32_t packed[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) packed[j] = pack<O>(sum[i + 2 * j], sum[i + 2 * j + 1]);
+      store_matrix(place(lane % 16, 2 * i + lane / 16 * 8), packed);
+    } else {
+#pragma unroll
+      for (int j = 0; j < 8; j += 2) {
+        asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(
+                         place(lane / 4 + row_of(j) * 8, 2 * i + j / 4 * 8 + lane % 4 * 2)),
+                     "f"(sum[i + j]), "f"(sum[i + j + 1])
+                     : "memory");
+      }
+    }
+  }
+}
+
+/* Write a staged chunk to o element by element. */
+template <class P>
+__device__ __forceinline__ void write_chunk(
+    uint32_t from, const Call &call, const Tile &t, int query, int channel, int lane) {
+  constexpr int WIDTH = P::CHUNK * int(sizeof(O)), SWIZZLE = WIDTH - 16;
+#pragma unroll 1
+  for (int i = lane; i < 16 * P::CHUNK; i += 32) {
+    int row = query + i / P::CHUNK, column = channel + i % P::CHUNK, at = i * int(sizeof(O));
+    if (row < call.queries && column < D_V) {
+      call.o[call.of_o.at(t.batch, row, t.head) + column * call.of_o.channel] =
+          *reinterpret_cast<const O *>(__cvta_shared_to_generic(from + (at ^ (at >> 3 & SWIZZLE))));
+    }
+  }
+}
+
+/* Divide a warp's 16 rows by their sums and store them, from `query` on; tell whether a hidden NaN may be in one. */
+template <class P>
+__device__ __forceinline__ bool finish(
+    float (&sum)[P::CHANNELS / 2], Softmax softmax, float factor, const TensorMap &map_o, const Call &call,
+    bool direct, uint32_t staging, const Tile &t, int query) {
+  int lane = threadIdx.x % 32;
+  bool lost = false;
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    int i = query + lane / 4 + 8 * row;
+    float &total = softmax.total[row];
+    total += __shfl_xor_sync(0xffffffff, total, 1);
+    total += __shfl_xor_sync(0xffffffff, total, 2);
+    float inverse = total == 0 ? 0.f : 1 / total, probe = 0;
+#pragma unroll
+    for (int j = 0; j < P::CHANNELS / 2; ++j) {
+      if (row_of(j) != row) continue;
+      sum[j] *= inverse;
+      probe += sum[j];
+    }
+    lost |= (call.causal() || total == 0) && i < call.queries && probe != probe && total == total;
+    if (lane % 4 == 0 && i < call.queries) {
+      call.put_lse(t.batch, t.head, i, (softmax.base(row, factor) + log2f(total)) * LN2);
+    }
+  }
+#pragma unroll
+  for (int channel = 0; channel < P::CHANNELS; channel += P::CHUNK) {
+    uint32_t chunk = staging + channel / P::CHUNK % P::BUFFERS * P::CHUNK_BYTES;
+    if (lane == 0) { /* until the buffer is free: of an odd number of chunks the last is in the first buffer, too */
+      if (channel == 0) {
+        store_wait<0>();
+      } else {
+        store_wait<P::BUFFERS - 1>();
+      }
+    }
+    __syncwarp();
+    stage_chunk<P>(chunk, &sum[channel / 2], lane);
+    if (direct) {
+      __syncwarp();
+      write_chunk<P>(chunk, call, t, query, channel, lane);
+    } else {
+      fence_copies();
+      __syncwarp();
+      if (lane == 0) store_box(map_o, chunk, channel, query, t.head, t.batch);
+    }
+  }
+  return lost;
+}
+
+/* Compute a consumer's rows that hold a NaN again, without the keys that they do not see. */
+template <class P> __device__ __forceinline__ void mend(const Call &call, int group) {
+  int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+  if (lane == 0) store_wait_whole();
+  __syncwarp();
+  Tiles<P> tiles(call);
+  for (Tile t; tiles.next(t);) {
+    int query = t.query + group * 64 + warp * 16, end = min(query + 16, call.queries);
+    for (int i = query; i < end; ++i) {
+      const O *o = call.o + call.of_o.at(t.batch, i, t.head);
+      float probe = 0;
+      for (int d = lane; d < D_V; d += 32) probe += to_float(o[d * call.of_o.channel]);
+      if (__any_sync(0xffffffff, probe != probe)) attend_row(call, t.batch, t.head, i);
+    }
+  }
+}
+
+/* CAPPED: logits are finished before their maximum is taken; else scale is above 0, and is part of the exponent. */
+template <class P, bool CAPPED>
+__device__ __forceinline__ void consume(
+    const TensorMap &map_o, const Call &call, bool direct, Tiles<P> &tiles, Shared<P> shared, int group) {
+  int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+  Logits logits(call);
+  float factor = CAPPED ? 1.f : logits.factor;
+  Ring<P::TILES> qs;
+  Ring<P::STAGES> ks, vs;
+  float s[P::BN / 2], sum[P::CHANNELS / 2];
+  uint32_t p[P::BN / 16][4];
+  Softmax softmax;
+  Tile t;
+  int query, whole_begin, whole_end; /* this warp's first, and the keys that all of this consumer's see */
+  bool lost = false;
+
+  auto release = [&](uint32_t empty) {
+    if (lane == 0) barrier_arrive(empty);
+  };
+  auto next_tile = [&] {
+    if (!tiles.next(t)) return false;
+    int top = t.query + group * 64;
+    query = top + warp * 16;
+    whole_begin = call.seen(min(top + 63, call.queries - 1)).begin, whole_end = call.seen(top).end;
+    softmax = Softmax();
+    return true;
+  };
+  auto start_logits = [&] {
+    barrier_wait(shared.q_full(qs.stage), qs.phase);
+    barrier_wait(shared.k_full(ks.stage), ks.phase);
+    await_turn(group);
+    uint32_t q = shared.q(qs.stage) + group * 64 * 128, k = shared.k(ks.stage);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < P::STEPS; ++step) {
+      uint64_t a = describe<128>(q + step / 4 * P::Q_BOX + step % 4 * 32);
+      uint64_t b = describe<128>(k + step / 4 * P::K_BOX + step % 4 * 32);
+      FromShared<P::BN>::add(s, a, b, step > 0);
+    }
+    wgmma_commit();
+  };
+  auto start_sum = [&](bool add) {
+    barrier_wait(shared.v_full(vs.stage), vs.phase);
+    __syncwarp();
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < P::BN / 16; ++step) {
+      uint64_t b = describe<P::V_WIDTH * 2, P::V_BOX>(shared.v(vs.stage) + step * 16 * P::V_WIDTH * 2);
+      FromRegisters<P::CHANNELS>::add(sum, p[step], b, add || step > 0);
+    }
+    wgmma_commit();
+  };
+  auto end_logits = [&](int block) { /* from products to weights; tells whether the sum is to be corrected */
+    if (block == t.first) { /* the tile's last */
+      release(shared.q_empty(qs.stage));
+      qs.next();
+    }
+    if constexpr (CAPPED) {
+#pragma unroll
+      for (int j = 0; j < P::BN / 2; ++j) s[j] = logits.of(s[j]);
+    }
+    int begin = block * P::BN;
+    if (begin < whole_begin || begin + P::BN > whole_end) {
+      int low[2], high[2];
+#pragma unroll
+      for (int row = 0; row < 2; ++row) {
+        Keys seen = call.seen(query + lane / 4 + 8 * row);
+        low[row] = seen.begin - begin - lane % 4 * 2, high[row] = seen.end - begin - lane % 4 * 2;
+      }
+      hide(s, low, high);
+    }
+    bool moved = softmax.weigh(s, factor);
+    /* This always releases: the compiler cannot know it, and has the weights made before it waits for the sum. */
+    if (!(softmax.total[0] + softmax.total[1] < 0)) release(shared.k_empty(ks.stage));
+    ks.next();
+    return moved;
+  };
+  auto end_sum = [&] {
+    wgmma_wait<0>(sum);
+    release(shared.v_empty(vs.stage));
+    vs.next();
+  };
+  auto pack_weights = [&] {
+#pragma unroll
+    for (int j = 0; j < P::BN / 4; ++j) p[j / 4][j % 4] = pack<T>(s[2 * j], s[2 * j + 1]);
+  };
+  auto begin_tile = [&] {
+    start_logits();
+    give_turn((group + 1) % P::GROUPS);
+    wgmma_wait<0>(s);
+    end_logits(t.end - 1);
+    pack_weights();
+  };
+
+  if (group == P::GROUPS - 1) give_turn(0);
+  bool more = next_tile();
+  if (more) begin_tile();
+  while (more) {
+#pragma unroll 1
+    for (int block = t.end - 2; block >= t.first; --block) {
+      start_logits();
+      start_sum(block < t.end - 2);
+      give_turn((group + 1) % P::GROUPS);
+      wgmma_wait<1>(s);
+      bool moved = end_logits(block);
+      end_sum();
+      if (moved) {
+#pragma unroll
+        for (int j = 0; j < P::CHANNELS / 2; ++j) sum[j] *= softmax.correction[row_of(j)];
+      }
+      pack_weights();
+    }
+    bool several = t.end - 1 > t.first;
+    Tile done = t;
+    Softmax of_done = softmax;
+    int query_done = query;
+    more = next_tile();
+    auto finish_done = [&] {
+      lost |= finish<P>(sum, of_done, factor, map_o, call, direct, shared.staging(group * 4 + warp), done, query_done);
+    };
+    if (P::TILES > 1 && more) {
+      start_logits();
+      start_sum(several);
+      give_turn((group + 1) % P::GROUPS);
+      wgmma_wait<1>(s);
+      end_logits(t.end - 1);
+      end_sum();
+      finish_done();
+      pack_weights();
+    } else {
+      start_sum(several);
+      end_sum();
+      finish_done();
+      if (more) begin_tile();
+    }
+  }
+  if (lane == 0) store_wait<0>();
+  if (__any_sync(0xffffffff, lost)) mend<P>(call, group);
+}
+
+/* -- the kernel ---------------------------------------------------------------------------------- */
+
+/* One call, by as many blocks as fit. `direct`: o has no tensor map, and map_o is any. Twice the positions, and the
+ * tiles with a wave past the last, are ints. */
+template <class P, bool CAPPED>
+__device__ __forceinline__ void attend(
+    const TensorMap &map_q, const TensorMap &map_k, const TensorMap &map_v, const TensorMap &map_o, bool direct,
+    const Call &call) {
+  extern __shared__ __align__(1024) uint8_t memory[];
+  Shared<P> shared{shared_address(memory)};
+  Tiles<P> tiles(call);
+  if (threadIdx.x == P::GROUPS * GROUP) prefetch(map_q), prefetch(map_k), prefetch(map_v), prefetch(map_o);
+  if (threadIdx.x == 0) {
+    constexpr int READERS = 4 * P::GROUPS; /* warps */
+    for (int tile = 0; tile < P::TILES; ++tile) {
+      barrier_init(shared.q_full(tile), 1);
+      barrier_init(shared.q_empty(tile), READERS);
+    }
+    for (int stage = 0; stage < P::STAGES; ++stage) {
+      barrier_init(shared.k_full(stage), 1);
+      barrier_init(shared.k_empty(stage), READERS);
+      barrier_init(shared.v_full(stage), 1);
+      barrier_init(shared.v_empty(stage), READERS);
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  __syncthreads();
+  wait_for_previous();
+  start_next();
+
+  int group = __shfl_sync(0xffffffff, threadIdx.x / GROUP, 0);
+  if (group == P::GROUPS) {
+    give_registers<P::PRODUCER_REGISTERS>();
+    if (threadIdx.x == P::GROUPS * GROUP) produce<P>(map_q, map_k, map_v, tiles, shared);
+    __syncwarp();
+  } else {
+    take_registers<P::CONSUMER_REGISTERS>();
+    consume<P, CAPPED>(map_o, call, direct, tiles, shared, group);
+  }
+}
+
+}  // namespace hopper
+
+/* SHARED: the bytes of shared memory that a launch has; then the arguments of Plan. */
+#define HOPPER(NAME, SHARED, CAPPED, ...)                                                                     \
+  static_assert(hopper::Plan<__VA_ARGS__>::BYTES == SHARED, "Plan.shared has another layout");                \
+  extern "C" __global__ void __launch_bounds__(hopper::Plan<__VA_ARGS__>::THREADS, 1) NAME(                   \
+      const __grid_constant__ hopper::TensorMap map_q, const __grid_constant__ hopper::TensorMap map_k,       \
+      const __grid_constant__ hopper::TensorMap map_v, const __grid_constant__ hopper::TensorMap map_o,       \
+      int direct, CALL_PARAMETERS) {                                                                          \
+    hopper::attend<hopper::Plan<__VA_ARGS__>, CAPPED>(map_q, map_k, map_v, map_o, direct, CALL);               \
+  }
