@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from registry_lab import Daemon, Fault, Proxy, find_registry
 
+from tlhub.cache.store import Store
+
 
 @pytest.fixture(scope="session")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
@@ -51,3 +53,13 @@ def _user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home/state"))
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "home/.docker"))
     monkeypatch.setattr(vouching, "_unkept", set())
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Store:
+    return Store("source", tmp_path / "source")
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Store:
+    return Store("target", tmp_path / "target")
