@@ -27,10 +27,6 @@ class CompiledKernel:
     ``otherwise(error)``: what to become where the device takes none of this, known when it is first called.
     """
 
-    def __new__(cls, kernel: Kernel, problem: Problem, signature: Signature, *_: Any, **__: Any) -> CompiledKernel:
-        general: Any = cls
-        return object.__new__(direct.written_out(general, len(signature.inputs), len(signature.scalars)))
-
     def __init__(
         self,
         kernel: Kernel,
@@ -66,6 +62,7 @@ class CompiledKernel:
         self._position = {s.name: i for i, s in enumerate(signature.scalars)}
         self._single = len(signature.outputs) == 1
         self._plans, self._lead, self._lead_rank = _plan(problem, signature)
+        self.__class__ = direct.written_out(type(self), len(signature.inputs), len(signature.scalars))
 
     @property
     def key(self) -> str:
