@@ -56,7 +56,7 @@ def test_metadata() -> None:
     assert "\nRequires-Python: >=3.10\n" in text
     assert "\nLicense-Expression: Apache-2.0\n" in text
     extras = {line.partition(": ")[2] for line in text.splitlines() if line.startswith("Provides-Extra: ")}
-    assert extras == {"tvm", "tilelang", "cuda", "cc", "nvcc", "archive", "package", "testing", "all"}
+    assert extras == {"tvm", "tilelang", "cuda", "cc", "nvcc", "archive", "package", "trust", "oci", "testing", "all"}
 
 
 # -- the template's wheel beside it ----------------------------------------------------------------

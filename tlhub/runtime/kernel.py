@@ -62,7 +62,8 @@ class CompiledKernel:
         self._position = {s.name: i for i, s in enumerate(signature.scalars)}
         self._single = len(signature.outputs) == 1
         self._plans, self._lead, self._lead_rank = _plan(problem, signature)
-        self.__class__ = direct.written_out(type(self), len(signature.inputs), len(signature.scalars))
+        general: Any = type(self)
+        self.__class__ = direct.written_out(general, len(signature.inputs), len(signature.scalars))
 
     @property
     def key(self) -> str:
