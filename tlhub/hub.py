@@ -321,7 +321,7 @@ def _compiled(found: Found, otherwise: Callable[[TlhubError], CompiledKernel]) -
     else:
         library, already = load_entry(hit.entry)
         function, scratch = library.bind(problem), library.scratch
-        origin = "memory" if already else origin
+        origin = "memory" if already and origin != "built" else origin
     return CompiledKernel(
         kernel,
         problem,
