@@ -12,7 +12,6 @@ from typing import Any
 from hypothesis import strategies as st
 from remote_help import make_manifest, problem
 
-from tlhub.cache.archive import folder_of
 from tlhub.cache.entry import Manifest, Member
 from tlhub.remote import artifact, layer
 
@@ -31,9 +30,9 @@ ODD_NAMES = st.sampled_from(
         "/tmp/escaped",
         "v1/../../escaped/entry.json",
         "v1/.signatures/../../escaped.sig",
-        f"{folder_of(MANIFESTS[0])}/entry.json",
-        f"{folder_of(MANIFESTS[1])}/entry.json",
-        f"{folder_of(MANIFESTS[0])}/../entry.json",
+        f"{MANIFESTS[0].folder}/entry.json",
+        f"{MANIFESTS[1].folder}/entry.json",
+        f"{MANIFESTS[0].folder}/../entry.json",
         "entry.json",
         "/entry.json",
         f"v1/.signatures/{MANIFESTS[0].sha256}.{'0' * 16}.sig",

@@ -19,7 +19,6 @@ import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO, NamedTuple
 
-from tlhub.cache import key
 from tlhub.cache.entry import Damaged, Entry
 from tlhub.cache.manifest import LARGEST_MANIFEST, MANIFEST, Manifest, Member
 from tlhub.cache.store import Store
@@ -54,18 +53,13 @@ class Refused(Exception):
     """The file is no archive, or not whole."""
 
 
-def folder_of(manifest: Manifest) -> str:
-    """Return the folder of an entry below the root, in a store and in an archive."""
-    return key.folder(manifest.arch, manifest.kernel, manifest.problem_digest, manifest.build_digest)
-
-
 def pack(entries: Iterable[Entry], path: str) -> Packed:
     """Write the archive of *entries*, each build once, to the file *path*, which appears whole or not at all.
 
     Raises Damaged for an entry that is not whole, CacheError where the file cannot be written, and ArgumentError
     for what is no name of a file, and without a library for zstd.
     """
-    chosen = {folder_of(entry.manifest): entry for entry in entries}
+    chosen = {entry.manifest.folder: entry for entry in entries}
     zstd = _zstd()
     _check_place(path)
     try:
@@ -137,7 +131,7 @@ def _entries(stream: BinaryIO) -> Iterator[tuple[Manifest, Members]]:
             manifest = Manifest.parse(data)
         except Damaged as error:
             raise Refused(f"{name!r}: {error.reason}") from error
-        folder = folder_of(manifest)
+        folder = manifest.folder
         if name != f"{folder}/{MANIFEST}" or data != manifest.to_bytes():
             raise Refused(f"{name!r} is not the {MANIFEST} of its entry, which is {folder!r}")
         if folder <= last:

@@ -82,7 +82,7 @@ def _item(root: str, below: str, rule: trust.Policy, refused: str | None) -> Ite
         if refused:
             raise Damaged(refused)
         manifest, info = glance(folder, rule)
-        if not below.startswith(key.parent(manifest.arch, manifest.kernel, manifest.problem_digest)):
+        if not below.startswith(manifest.parent):
             raise Damaged("it is in the folder of another problem")
     except Damaged as error:
         with os.scandir(folder) as found:

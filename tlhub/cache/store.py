@@ -124,8 +124,7 @@ class Store:
         if refused:
             raise Damaged(refused)
         entry = Entry.open(f"{self.root}/{item.folder}", self.name, rule)
-        manifest = entry.manifest
-        if below != key.parent(manifest.arch, manifest.kernel, manifest.problem_digest):
+        if below != entry.manifest.parent:
             raise Damaged("it is in the folder of another problem")
         return entry
 
@@ -329,12 +328,10 @@ class Store:
     def _place(self, staged: Staged, manifest: Manifest, data: dict[str, bytes]) -> Entry | None:
         """Rename the staged folder to its place; None if damaged entries hold every place. Raises OSError."""
         staging.seal(staged.path, manifest, self._mode())
-        parent = key.parent(manifest.arch, manifest.kernel, manifest.problem_digest)
-        names = key.folder(manifest.arch, manifest.kernel, manifest.problem_digest, manifest.build_digest)
         taken = 0
         for attempt in range(_TRIES):
-            final = f"{self.root}/{names}.{taken}" if taken else f"{self.root}/{names}"
-            rule, refused = self.make(parent)
+            final = f"{self.root}/{manifest.folder}" + (f".{taken}" if taken else "")
+            rule, refused = self.make(manifest.parent)
             if refused:
                 raise Damaged(refused)
             try:

@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tlhub.cache.archive import folder_of
 from tlhub.cache.manifest import MANIFEST, Manifest
 from tlhub.catalog import Catalog
 from tlhub.errors import ArgumentError, BuildError, CacheError
@@ -169,7 +168,7 @@ def plan(served: Iterable[Served], catalog: Catalog, name: str | None = None, ve
     Raises ArgumentError, CacheError for a platform without a tag, and BuildError for entries that were built of other
     sources than those installed.
     """
-    served = sorted(served, key=lambda found: folder_of(found.entry.manifest))
+    served = sorted(served, key=lambda found: found.entry.manifest.folder)
     old = next((found for found in served if not found.current), None)
     if old:
         raise BuildError(
@@ -209,7 +208,7 @@ def write(package: Package, served: Iterable[Served], folder: str) -> str:
     with tempfile.TemporaryDirectory(prefix="tlhub-package-") as project:
         inside = Path(project, package.module)
         for manifest in package.manifests:
-            place = inside / "store" / folder_of(manifest)
+            place = inside / "store" / manifest.folder
             place.mkdir(parents=True)
             (place / MANIFEST).write_bytes(manifest.to_bytes())
             for member in manifest.members:

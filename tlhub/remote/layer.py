@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from tlhub.cache import signature
-from tlhub.cache.archive import folder_of, header
+from tlhub.cache.archive import header
 from tlhub.cache.manifest import LARGEST_MANIFEST, MANIFEST, Damaged, Manifest
 
 LARGEST_FRONT = 256 << 20
@@ -54,8 +54,8 @@ class Front:
 
 def plan(manifests: Iterable[Manifest], signatures: Mapping[tuple[str, str], bytes]) -> tuple[bytes, Front]:
     """Return the bytes of the front, and where the members have to be put behind it."""
-    ordered = sorted(manifests, key=folder_of)
-    files = [(f"{folder_of(m)}/{MANIFEST}", m.to_bytes()) for m in ordered]
+    ordered = sorted(manifests, key=lambda m: m.folder)
+    files = [(f"{m.folder}/{MANIFEST}", m.to_bytes()) for m in ordered]
     for (digest, signer), data in sorted(signatures.items()):
         files.append((f"{signature.SIGNATURES}/{signature.file_name(digest, signer)}", signature.to_text(data)))
     front = b"".join(header(name, len(data)) + padded(data) for name, data in files)
@@ -72,7 +72,7 @@ def read(data: bytes, arch: str) -> Front:
         position += _BLOCK + len(padded(content))
         if name.endswith(f"/{MANIFEST}"):
             manifest = Manifest.parse(content)
-            if manifest.arch != arch or name != f"{folder_of(manifest)}/{MANIFEST}":
+            if manifest.arch != arch or name != f"{manifest.folder}/{MANIFEST}":
                 raise Damaged(f"{name!r} is out of place in a layer for {arch}")
             manifests.append(manifest)
         else:
@@ -80,7 +80,7 @@ def read(data: bytes, arch: str) -> Front:
             if signed is None or found is None:
                 raise Damaged(f"{name!r} is neither a manifest nor a signature")
             signatures[signed[1], signed[2]] = found
-    folders = [folder_of(m) for m in manifests]
+    folders = [m.folder for m in manifests]
     if folders != sorted(set(folders)):
         raise Damaged("its entries are not in order")
     front = Front(tuple(_placed(manifests, len(data))), signatures, len(data))
@@ -94,7 +94,7 @@ def padded(data: bytes) -> bytes:
 
 
 def member_header(row: Row, name: str) -> bytes:
-    return header(f"{folder_of(row.manifest)}/{name}", row.manifest.members[name].size)
+    return header(f"{row.manifest.folder}/{name}", row.manifest.members[name].size)
 
 
 def sha256(data: bytes) -> str:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from tlhub.cache import vouching
-from tlhub.cache.archive import folder_of
 from tlhub.cache.entry import Damaged, Entry
 from tlhub.cache.store import Found, Item, Skipped, Store
 from tlhub.errors import CacheError
@@ -55,7 +54,7 @@ class RemoteStore(Store):
         for known in self._archs.values():
             for _, row in (pair for found in known.rows.values() for pair in found):
                 files = len(row.manifest.members) + 1
-                yield Item(folder_of(row.manifest), row.manifest, None, row.end - row.start, files, 0.0)
+                yield Item(row.manifest.folder, row.manifest, None, row.end - row.start, files, 0.0)
 
     def vouch(self, entry: Entry) -> None:
         if self.wants_signatures and not entry.published:

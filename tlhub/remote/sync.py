@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tlhub.cache import signature, vouching
-from tlhub.cache.archive import folder_of
 from tlhub.cache.entry import Damaged, Entry, Manifest
 from tlhub.cache.store import Store
 from tlhub.errors import ArgumentError, CacheError
@@ -59,7 +58,7 @@ def push(registry: Registry, store: Store, entries: Iterable[Entry], *, replace:
         try:
             entry.verify()
         except Damaged as error:
-            done.refused.append((folder_of(manifest), error.reason))
+            done.refused.append((manifest.folder, error.reason))
             continue
         entry.hold()
         if manifest.build_digest not in known:
@@ -101,7 +100,7 @@ def pull(
             if wanted(row.manifest):
                 reason = unvouched(store, row.manifest, marks)
                 if reason:
-                    done.refused.append((folder_of(row.manifest), reason))
+                    done.refused.append((row.manifest.folder, reason))
                 elif find(store, row.manifest):
                     done.present += 1
                     keep_signatures(store, row.manifest, marks)
@@ -109,7 +108,7 @@ def pull(
                     missing.append(row)
         for got in reading.download(registry, shelf.layer, missing, store.stage):
             if got.wrong:
-                done.refused.append((folder_of(got.row.manifest), got.wrong))
+                done.refused.append((got.row.manifest.folder, got.wrong))
                 continue
             keep_signatures(store, got.row.manifest, marks)  # before it can be found
             if not store.publish(got.staged, got.row.manifest).published:
