@@ -23,6 +23,7 @@ from tlhub.cache.entry import Damaged, Entry
 from tlhub.cache.manifest import LARGEST_MANIFEST, MANIFEST, Manifest, Member
 from tlhub.cache.store import Store
 from tlhub.errors import ArgumentError, CacheError
+from tlhub.files import replacing
 
 LEVEL = 10
 """Of compression: higher ones take many times as long for a few percent."""
@@ -63,13 +64,16 @@ def pack(entries: Iterable[Entry], path: str) -> Packed:
     zstd = _zstd()
     _check_place(path)
     try:
-        with _replacing(path) as file, zstd.open(file, "wb", level=LEVEL) as stream:
-            for folder in sorted(chosen):
-                for name, data in _files(chosen[folder]).items():
-                    stream.write(header(f"{folder}/{name}", len(data)))
-                    stream.write(data)
-                    stream.write(bytes(-len(data) % _BLOCK))
-            stream.write(_END)
+        with replacing(os.path.realpath(path)) as file:
+            with zstd.open(file, "wb", level=LEVEL) as stream:
+                for folder in sorted(chosen):
+                    for name, data in _files(chosen[folder]).items():
+                        stream.write(header(f"{folder}/{name}", len(data)))
+                        stream.write(data)
+                        stream.write(bytes(-len(data) % _BLOCK))
+                stream.write(_END)
+            file.flush()
+            os.fsync(file.fileno())
         size = os.path.getsize(path)
     except OSError as error:
         if isinstance(error, Damaged):
@@ -264,23 +268,6 @@ def _reading(path: str) -> Iterator[BinaryIO]:
                 f"the archive {path!r} is refused: {error}; nothing of it was imported",
                 hint=f"sha256sum {shlex.quote(path)}",
             ) from error
-
-
-@contextlib.contextmanager
-def _replacing(path: str) -> Iterator[BinaryIO]:
-    """Give a file that takes the place of *path* once it is whole. Raises OSError."""
-    folder, name = os.path.split(os.path.realpath(path))
-    draft = os.path.join(folder, f".{name[:100]}.{os.urandom(6).hex()}")
-    try:
-        with open(draft, "xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, os.path.join(folder, name))
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(draft)
-        raise
 
 
 @functools.cache

@@ -35,26 +35,13 @@ def make(folder: str | None) -> str:
     except OSError as error:
         raise CacheError(f"{folder} cannot be made: {error.strerror}", hint="export HOME=/another/folder") from error
     if refused:
-        text, _, command = refused.partition(trust.MEND)
-        raise CacheError(text, hint=command or None)
+        text, hint = trust.remedy(refused)
+        raise CacheError(text, hint=hint)
     return folder
 
 
-def write(folder: str, name: str, data: bytes, mode: int) -> None:
-    """Write a file of *folder* whole or not at all, at no time open beyond *mode*. Raises OSError."""
-    draft = f"{folder}/.{os.getpid()}-{os.urandom(6).hex()}"
-    try:
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-            file.write(data)
-        os.replace(draft, f"{folder}/{name}")
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(draft)
-        raise
-
-
 def _path(variable: str, usual: str, name: str) -> str | None:
-    base, home = os.environ.get(variable, ""), os.environ.get("HOME", "")
+    base, home = os.environ.get(variable, "").strip(), os.environ.get("HOME", "")
     if os.path.isabs(base):
         return os.path.join(base, "tlhub", name)
     if sys.platform == "win32":

@@ -22,6 +22,7 @@ from tlhub.cache.entry import Manifest
 from tlhub.cache.listing import VERSION
 from tlhub.cache.store import Store
 from tlhub.errors import BuildError, CacheError, NotPrebuilt, TlhubError
+from tlhub.files import write_whole
 
 STATS = f"{VERSION}/.stats"
 TOTAL = "total.json"
@@ -202,10 +203,8 @@ def _numbers(counts: Any) -> dict[str, float]:
 
 
 def _write_total(folder: str, counts: Counter[str], since: float | None, folded: list[str]) -> None:
-    path = f"{folder}/.{os.getpid()}-{os.urandom(6).hex()}"
-    with open(path, "x", encoding="utf-8") as file:
-        json.dump({"since": since, "counts": counts, "folded": folded}, file)
-    os.replace(path, f"{folder}/{TOTAL}")
+    document = {"since": since, "counts": counts, "folded": folded}
+    write_whole(f"{folder}/{TOTAL}", json.dumps(document).encode())
 
 
 def _names(folder: str) -> list[str]:

@@ -34,6 +34,7 @@ DAMAGED = f"{VERSION}/.damaged"
 
 _DAY = 86400.0
 _TRIES = 4
+_ELSEWHERE = "export TLHUB_CACHE_DIR=/a/folder/that/you/can/write"
 
 
 class Skipped(NamedTuple):
@@ -195,8 +196,8 @@ class Store:
         except OSError as error:
             reason = f"{self.root}: {error.strerror or error}"
         if reason:
-            text, _, command = reason.partition(trust.MEND)
-            raise CacheError(f"nothing is served from {self.name}: {text}", hint=command or None)
+            text, hint = trust.remedy(reason)
+            raise CacheError(f"nothing is served from {self.name}: {text}", hint=hint)
 
     # -- writing -----------------------------------------------------------------------------------
 
@@ -211,8 +212,8 @@ class Store:
             except OSError as error:
                 reason = f"{self.root}: {error.strerror or error}"
         if reason:
-            text, hint = _remedy(reason)
-            raise CacheError(f"the cache folder cannot be used: {text}", hint=hint)
+            text, hint = trust.remedy(reason)
+            raise CacheError(f"the cache folder cannot be used: {text}", hint=hint or _ELSEWHERE)
 
     def stage(self, private: bool = False) -> Staged:
         """Return a private folder, mode 0700, to build in; on the store's file system unless *private*.
@@ -266,8 +267,9 @@ class Store:
         if entry is None:
             entry = Entry(None, manifest, self.name, held=data)
             self._kept.setdefault(manifest.problem_digest, []).append(entry)
-            text, hint = _remedy(reason or "another writer's entry is damaged")
-            self.unkept = CacheError(f"kernels are not kept in {self.root}, only in memory: {text}", hint=hint)
+            text, hint = trust.remedy(reason or "another writer's entry is damaged")
+            text = f"kernels are not kept in {self.root}, only in memory: {text}"
+            self.unkept = CacheError(text, hint=hint or _ELSEWHERE)
             if self.root is not None and not self._warned:
                 self._warned = True
                 warnings.warn(str(self.unkept), RuntimeWarning, stacklevel=2)
@@ -360,9 +362,3 @@ class Store:
         except Damaged:
             return None
         return winner if winner.manifest.build_digest == manifest.build_digest else None
-
-
-def _remedy(reason: str) -> tuple[str, str]:
-    """Split a reason into what is wrong and a command that mends it."""
-    text, found, command = reason.partition(trust.MEND)
-    return text, command if found else "export TLHUB_CACHE_DIR=/a/folder/that/you/can/write"

@@ -71,6 +71,12 @@ def mendable(reason: str | None) -> bool:
     return reason is not None and f"{MEND}ch" in reason
 
 
+def remedy(reason: str) -> tuple[str, str | None]:
+    """Split a reason into what is wrong and the command that mends it, if there is one."""
+    text, _, command = reason.partition(MEND)
+    return text, command or None
+
+
 def declares_sharing(info: os.stat_result) -> bool:
     """Tell whether a root says by itself that a group shares it: nobody sets both bits by accident."""
     return info.st_mode & SETGID_GROUP == SETGID_GROUP

@@ -14,6 +14,7 @@ import os
 import warnings
 from collections.abc import Callable
 
+from tlhub import files
 from tlhub.cache import home, keyring, signature, trust
 from tlhub.cache.entry import Damaged, Entry, Folder
 from tlhub.cache.manifest import Manifest
@@ -101,7 +102,7 @@ def note(signer: str, digest: str) -> None:
             full = file.tell() > _MOST
         if full:  # what is forgotten is verified again
             lines = _notes(f"{folder}/{_NOTES}").split("\n")
-            home.write(folder, _NOTES, "\n".join(lines[len(lines) // 2 :]).encode(), 0o600)
+            files.write_whole(f"{folder}/{_NOTES}", "\n".join(lines[len(lines) // 2 :]).encode(), 0o600)
 
 
 def _noted() -> frozenset[str]:

@@ -10,7 +10,6 @@ import importlib.util
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from tlhub.cache.manifest import MANIFEST, Manifest
 from tlhub.catalog import Catalog
 from tlhub.errors import ArgumentError, BuildError, CacheError
 from tlhub.explanation import problem_json
+from tlhub.files import write_whole
 from tlhub.packaging.cover import Served
 from tlhub.plugins import CORE
 from tlhub.prebuilt import need, requirement
@@ -231,8 +231,7 @@ def _build(project: str, folder: str) -> str:
     path = os.path.join(folder, made.name)
     try:
         os.makedirs(folder, exist_ok=True)
-        shutil.copyfile(made, f"{path}.part")
-        os.replace(f"{path}.part", path)
+        write_whole(path, made.read_bytes())
     except OSError as error:
         raise CacheError(f"the wheel {path!r} cannot be written: {error.strerror or error}", hint="df -h .") from error
     return path
