@@ -43,7 +43,7 @@ def test_it_serves_where_compiling_is_off(ptx, cli, monkeypatch):
     told = explain()
     assert told.outcome == "served" and told.hit is None and told.served.hit.entry.key == ptx.key
     text, document = str(told), json.loads(json.dumps(told.to_json()))
-    assert f"stores, for {PTX}, where those have nothing:" in text and f"it is code for {PTX}" in text
+    assert f"searched, for {PTX}, where they have nothing:" in text and f"it is code for {PTX}" in text
     assert document["hit"] is None and document["otherwise"]["hit"]["key"] == ptx.key
     shown = json.loads(cli("get", *PROBLEM, "--arch", EXACT, "--json").stdout)
     assert (shown["arch"], shown["key"]) == (PTX, ptx.key)
