@@ -175,19 +175,8 @@ class Store:
         return [] if refused else sorted(names), rule, refused
 
     def _walk(self, below: str) -> tuple[trust.Policy, str | None]:
-        """Return the policy in force, and why a folder from the root down to *below* is refused, or None."""
         assert self.root is not None
-        path, rule = self.root, self.policy
-        info = os.lstat(path)
-        if trust.declares_sharing(info):
-            rule = rule._replace(shared=True)
-        refused = trust.refusal_of_folder(path, info, rule)
-        for part in below.split("/") if below else ():
-            if refused:
-                break
-            path = f"{path}/{part}"
-            refused = trust.refusal_of_folder(path, os.lstat(path), rule)
-        return rule, refused
+        return trust.walk(self.root, below, self.policy)
 
     def check_readable(self) -> None:
         """Raise CacheError, with the remedy, if the folder is missing or not to be trusted: nothing in it is served."""
@@ -308,7 +297,7 @@ class Store:
             return f"{self.root}: {error.strerror or error}"
 
     def make(self, below: str) -> tuple[trust.Policy, str | None]:
-        """Make the folder and those above it, as the umask says; return what ``_walk`` does."""
+        """Make the folder and those above it, as the umask says; return what ``trust.walk`` does."""
         path = self.root
         for part in below.split("/"):
             path = f"{path}/{part}"

@@ -1,4 +1,4 @@
-"""Trust: who may have written what is about to be loaded. Decisions are pure, ``refusal`` looks.
+"""Trust: who may have written what is about to be loaded. ``judge`` is pure, ``walk`` looks.
 
 An entry loads only if it and each folder up to the store's root belong to the user, to root or to an owner
 that the store's policy names, and none is world-writable without the sticky bit. Group-writable is allowed
@@ -64,6 +64,20 @@ def refusal_of_folder(path: str, info: os.stat_result, rule: Policy) -> str | No
     if stat.S_ISLNK(info.st_mode):
         return f"{path} is a link; a store follows none{MEND}rm {shlex.quote(path)}"
     return f"{path} is not a folder"
+
+
+def walk(root: str, below: str, rule: Policy) -> tuple[Policy, str | None]:
+    """Return the policy in force, and why a folder from *root* down to *below* is refused, or None. Raises OSError."""
+    path, info = root, os.lstat(root)
+    if declares_sharing(info):
+        rule = rule._replace(shared=True)
+    refused = refusal_of_folder(path, info, rule)
+    for part in below.split("/") if below else ():
+        if refused:
+            break
+        path = f"{path}/{part}"
+        refused = refusal_of_folder(path, os.lstat(path), rule)
+    return rule, refused
 
 
 def mendable(reason: str | None) -> bool:

@@ -56,13 +56,14 @@ def prune(
     if all(c is None for c in chosen) and not stale:
         raise ArgumentError("prune needs to know what to remove", hint="tlhub cache prune --older-than 30d --dry-run")
     from tlhub.cache import prune as removal
+    from tlhub.cache import repair
     from tlhub.cache.pins import pinned
 
     store = user_store()
     items = items_of(store)
     check_kernel(kernel, items)
     if stale:  # an altered library shows only when every byte is read; what is damaged speaks for no kernel
-        damaged = {item.folder: item._replace(manifest=None) for item in removal.verify(store).damaged}
+        damaged = {item.folder: item._replace(manifest=None) for item in repair.verify(store).damaged}
         items = [damaged.get(item.folder, item) for item in items]
     plan = removal.plan(
         items,
