@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from tlhub.cli import output
-from tlhub.cli.cache import check_kernel, count_entries, full_arch, items_of, root_of, user_store
 from tlhub.cli.command import FOUND_PROBLEMS, Command, Group, json_option
+from tlhub.cli.entries import check_kernel, count_entries, full_arch, items_of, root_of, user_store
 from tlhub.quantity import size
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ import sys
 import click
 
 from tlhub.cli import output
-from tlhub.cli.cache import count_entries, items_of, user_store
 from tlhub.cli.command import FOUND_PROBLEMS, Command, json_option
+from tlhub.cli.entries import count_entries, items_of, user_store
 from tlhub.quantity import size
 
 
