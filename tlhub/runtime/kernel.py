@@ -27,9 +27,12 @@ class CompiledKernel:
     ``otherwise(error)``: what to become where the device takes none of this, known when it is first called.
     """
 
-    def __new__(cls, kernel: Kernel, problem: Problem, signature: Signature, *_: Any, **__: Any) -> CompiledKernel:
-        general: Any = cls
-        return object.__new__(direct.written_out(general, len(signature.inputs), len(signature.scalars)))
+    def __new__(cls, *args: Any, **_: Any) -> CompiledKernel:
+        made: Any = cls
+        if args:  # else it is copied, and has its class already
+            signature: Signature = args[2]
+            made = direct.written_out(made, len(signature.inputs), len(signature.scalars))
+        return object.__new__(made)
 
     def __init__(
         self,
