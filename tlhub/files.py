@@ -28,7 +28,7 @@ def replacing(path: str, mode: int = 0o666) -> Iterator[BinaryIO]:
         raise
 
 
-def write_whole(path: str, data: bytes, mode: int = 0o666) -> None:
+def write_whole(path: str, data: str | bytes, mode: int = 0o666) -> None:
     """Put *data* in the file *path* as ``replacing`` does. Raises OSError."""
     with replacing(path, mode) as file:
-        file.write(data)
+        file.write(data.encode() if isinstance(data, str) else data)

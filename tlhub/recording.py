@@ -94,7 +94,7 @@ def _add(path: str) -> None:
     new = [table for table in tables if table not in known]
     if not new:
         return
-    files.write_whole(path, "\n".join([*([f"{text.rstrip()}\n"] if text.strip() else []), *new]).encode())
+    files.write_whole(path, "\n".join([*([f"{text.rstrip()}\n"] if text.strip() else []), *new]))
 
 
 def _renew_after_fork() -> None:

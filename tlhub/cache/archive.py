@@ -28,8 +28,10 @@ from tlhub.files import replacing
 LEVEL = 10
 """Of compression: higher ones take many times as long for a few percent."""
 
+END = bytes(2 * tarfile.BLOCKSIZE)
+"""What a tar ends with."""
+
 _BLOCK = tarfile.BLOCKSIZE
-_END = bytes(2 * _BLOCK)
 _CHUNK = 1 << 20
 _EXAMPLE = "kernels.tar.zst"
 
@@ -69,9 +71,8 @@ def pack(entries: Iterable[Entry], path: str) -> Packed:
                 for folder in sorted(chosen):
                     for name, data in _files(chosen[folder]).items():
                         stream.write(header(f"{folder}/{name}", len(data)))
-                        stream.write(data)
-                        stream.write(bytes(-len(data) % _BLOCK))
-                stream.write(_END)
+                        stream.write(padded(data))
+                stream.write(END)
             file.flush()
             os.fsync(file.fileno())
         size = os.path.getsize(path)
@@ -126,7 +127,7 @@ def read(stream: BinaryIO) -> Iterator[Manifest]:
 def _entries(stream: BinaryIO) -> Iterator[tuple[Manifest, Members]]:
     """Iterate over the entries; the members of one are to be read before the next is asked for. Raises Refused."""
     last = ""
-    while (block := _exactly(stream, _BLOCK)) != _END[:_BLOCK]:
+    while (block := _exactly(stream, _BLOCK)) != END[:_BLOCK]:
         name, size = _named(block)
         if not name.endswith(f"/{MANIFEST}") or size > LARGEST_MANIFEST:
             raise Refused(f"{name!r} of {size} bytes stands where the {MANIFEST} of an entry should")
@@ -142,7 +143,7 @@ def _entries(stream: BinaryIO) -> Iterator[tuple[Manifest, Members]]:
             raise Refused(f"{folder!r} is out of order, or there twice")
         last = folder
         yield manifest, _members(stream, folder, manifest)
-    if _exactly(stream, _BLOCK) != _END[:_BLOCK] or stream.read(1):
+    if _exactly(stream, _BLOCK) != END[:_BLOCK] or stream.read(1):
         raise Refused("something follows its end")
 
 
@@ -187,6 +188,11 @@ def header(name: str, size: int) -> bytes:
     info = tarfile.TarInfo(name)
     info.size = size
     return info.tobuf(tarfile.USTAR_FORMAT, "ascii", "strict")
+
+
+def padded(data: bytes) -> bytes:
+    """Return *data* as it stands in a tar, up to the next header."""
+    return data + bytes(-len(data) % _BLOCK)
 
 
 def _exactly(stream: BinaryIO, size: int) -> bytes:

@@ -9,9 +9,6 @@ import sys
 from tlhub.cache import trust
 from tlhub.errors import CacheError
 
-OWN = trust.Policy()
-"""Nobody but the user and root may have written them."""
-
 
 def config(name: str) -> str | None:
     """Return the path of *name* in the user's configuration, None without a home."""
@@ -31,7 +28,7 @@ def make(folder: str | None) -> str:
         os.makedirs(os.path.dirname(folder), mode=0o700, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             os.mkdir(folder, 0o700)
-        refused = trust.refusal_of_folder(folder, os.lstat(folder), OWN)
+        refused = trust.refusal_of_folder(folder, os.lstat(folder), trust.STRICT)
     except OSError as error:
         raise CacheError(f"{folder} cannot be made: {error.strerror}", hint="export HOME=/another/folder") from error
     if refused:

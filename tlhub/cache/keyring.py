@@ -48,7 +48,7 @@ def trusted() -> Mapping[str, Key]:
 def _trusted(path: str, *times: int) -> Mapping[str, Key]:
     try:
         with Folder(path) as folder:
-            refused = trust.refusal_of_folder(path, folder.info(), home.OWN)
+            refused = trust.refusal_of_folder(path, folder.info(), trust.STRICT)
             names = [] if refused else sorted(file for file in os.listdir(path) if file.endswith(".pub"))
             found = [Key(file[: -len(".pub")], _public(folder, file)) for file in names]
     except Damaged as error:
@@ -61,7 +61,7 @@ def _trusted(path: str, *times: int) -> Mapping[str, Key]:
 
 def _public(folder: Folder, file: str) -> bytes:
     try:
-        return signature.public_from_pem(folder.read(file, _LARGEST, home.OWN)[0])
+        return signature.public_from_pem(folder.read(file, _LARGEST, trust.STRICT)[0])
     except ValueError as error:
         path = f"{folder.path}/{file}"
         raise Damaged(f"{path}: {error}{trust.MEND}rm {shlex.quote(path)}") from error

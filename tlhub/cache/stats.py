@@ -17,12 +17,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from tlhub import files
 from tlhub.cache import locks
 from tlhub.cache.entry import Manifest
 from tlhub.cache.listing import VERSION
 from tlhub.cache.store import Store
 from tlhub.errors import BuildError, CacheError, NotPrebuilt, TlhubError
-from tlhub.files import write_whole
 
 STATS = f"{VERSION}/.stats"
 TOTAL = "total.json"
@@ -203,8 +203,7 @@ def _numbers(counts: Any) -> dict[str, float]:
 
 
 def _write_total(folder: str, counts: Counter[str], since: float | None, folded: list[str]) -> None:
-    document = {"since": since, "counts": counts, "folded": folded}
-    write_whole(f"{folder}/{TOTAL}", json.dumps(document).encode())
+    files.write_whole(f"{folder}/{TOTAL}", json.dumps({"since": since, "counts": counts, "folded": folded}))
 
 
 def _names(folder: str) -> list[str]:

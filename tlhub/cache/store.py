@@ -204,8 +204,8 @@ class Store:
             text, hint = trust.remedy(reason)
             raise CacheError(f"the cache folder cannot be used: {text}", hint=hint or _ELSEWHERE)
 
-    def stage(self, private: bool = False) -> Staged:
-        """Return a private folder, mode 0700, to build in; on the store's file system unless *private*.
+    def stage(self) -> Staged:
+        """Return a private folder, mode 0700, to build in, on the store's file system.
 
         Where the store cannot take it (a file in its place, read-only, full, not to be trusted) the folder
         is a temporary one, and what is published from it lives in memory. Raises CacheError if there is
@@ -213,7 +213,7 @@ class Store:
         """
         if not self.writable:
             raise CacheError(f"the store {self.name!r} is read-only: {self.root}")
-        reason = "it was built apart from the store" if private else self._prepare() or staging.no_room(str(self.root))
+        reason = self._prepare() or staging.no_room(str(self.root))
         if reason is None:
             try:
                 return self._staged()

@@ -27,6 +27,9 @@ class Policy(NamedTuple):
     owners: frozenset[int] = frozenset()
 
 
+STRICT = Policy()
+
+
 def policy(shared: bool = False, owners: Iterable[int | str] = ()) -> Policy:
     """Return the policy; a name that no user has is left out, for it owns nothing."""
     return Policy(shared, frozenset(uid for owner in owners if (uid := _uid(owner)) is not None))

@@ -102,7 +102,7 @@ def note(signer: str, digest: str) -> None:
             full = file.tell() > _MOST
         if full:  # what is forgotten is verified again
             lines = _notes(f"{folder}/{_NOTES}").split("\n")
-            files.write_whole(f"{folder}/{_NOTES}", "\n".join(lines[len(lines) // 2 :]).encode(), 0o600)
+            files.write_whole(f"{folder}/{_NOTES}", "\n".join(lines[len(lines) // 2 :]), 0o600)
 
 
 def _noted() -> frozenset[str]:
@@ -124,8 +124,8 @@ def _notes(path: str) -> str:
     folder, name = os.path.split(path)
     try:
         with Folder(folder) as opened:
-            if trust.refusal_of_folder(folder, opened.info(), home.OWN):
+            if trust.refusal_of_folder(folder, opened.info(), trust.STRICT):
                 return ""
-            return opened.read(name, 2 * _MOST, home.OWN)[0].decode("ascii", "replace")
+            return opened.read(name, 2 * _MOST, trust.STRICT)[0].decode("ascii", "replace")
     except Damaged:
         return ""

@@ -49,7 +49,7 @@ def pin(workload: str | None, driver: int, path: str | None, **typed: Any) -> No
         output.write_json(document)
         return
     try:
-        files.write_whole(os.path.realpath(path), f"{json.dumps(document, indent=2)}\n".encode())
+        files.write_whole(os.path.realpath(path), json.dumps(document, indent=2) + "\n")
     except OSError as error:
         raise ArgumentError(
             f"{path!r} cannot be written: {error.strerror}", argument="to", hint="--to pins.json"

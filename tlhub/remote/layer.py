@@ -16,12 +16,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from tlhub.cache import signature
-from tlhub.cache.archive import header
+from tlhub.cache.archive import END, header, padded
 from tlhub.cache.manifest import LARGEST_MANIFEST, MANIFEST, Damaged, Manifest
 
 LARGEST_FRONT = 256 << 20
-END = bytes(2 * tarfile.BLOCKSIZE)
 _BLOCK = tarfile.BLOCKSIZE
+
+Marks = Mapping[tuple[str, str], bytes]
+"""Signatures by the digest of the manifest and the id of the key."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +43,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Front:
-    """What a layer says of itself. ``signatures``: digest of a manifest and id of a key to the signature."""
+    """What a layer says of itself."""
 
     rows: tuple[Row, ...]
-    signatures: Mapping[tuple[str, str], bytes] = field(default_factory=dict)
+    signatures: Marks = field(default_factory=dict)
     size: int = 0
 
     @property
@@ -52,7 +54,7 @@ class Front:
         return (self.rows[-1].end if self.rows else self.size) + len(END)
 
 
-def plan(manifests: Iterable[Manifest], signatures: Mapping[tuple[str, str], bytes]) -> tuple[bytes, Front]:
+def plan(manifests: Iterable[Manifest], signatures: Marks) -> tuple[bytes, Front]:
     """Return the bytes of the front, and where the members have to be put behind it."""
     ordered = sorted(manifests, key=lambda m: m.folder)
     files = [(f"{m.folder}/{MANIFEST}", m.to_bytes()) for m in ordered]
@@ -87,10 +89,6 @@ def read(data: bytes, arch: str) -> Front:
     if plan(manifests, signatures)[0] != data:
         raise Damaged("it is not written as tlhub writes it")
     return front
-
-
-def padded(data: bytes) -> bytes:
-    return data + bytes(-len(data) % _BLOCK)
 
 
 def member_header(row: Row, name: str) -> bytes:

@@ -16,7 +16,7 @@ from tlhub.cache.store import Found, Item, Skipped, Store
 from tlhub.errors import CacheError
 from tlhub.remote import reading, sync
 from tlhub.remote.artifact import Layer
-from tlhub.remote.layer import Row
+from tlhub.remote.layer import Marks, Row
 from tlhub.remote.reading import Shelf
 from tlhub.remote.reference import Reference
 from tlhub.remote.registry import Registry, Unsteady, check_online
@@ -63,7 +63,7 @@ class RemoteStore(Store):
     def signature(self, digest: str, signer: str) -> bytes | None:
         return next((k.marks[digest, signer] for k in self._archs.values() if (digest, signer) in k.marks), None)
 
-    def marks(self, arch: str) -> sync.Marks:
+    def marks(self, arch: str) -> Marks:
         """Return the signatures that lookups for *arch* have seen."""
         return self._archs[arch].marks if arch in self._archs else {}
 
@@ -110,7 +110,7 @@ class _Known(NamedTuple):
     """What the layers for an arch say: by problem digest the places of its entries, and signatures."""
 
     rows: dict[str, list[tuple[Layer, Row]]]
-    marks: sync.Marks
+    marks: Marks
 
     @classmethod
     def of(cls, shelves: tuple[Shelf, ...]) -> _Known:

@@ -7,21 +7,20 @@ import io
 import random
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from tlhub.cache import signature, vouching
+from tlhub.cache import archive, signature, vouching
 from tlhub.cache.entry import Damaged, Entry, Manifest
 from tlhub.cache.store import Store
 from tlhub.errors import ArgumentError, CacheError
 from tlhub.remote import artifact, layer, reading
 from tlhub.remote.artifact import Layer
+from tlhub.remote.layer import Marks
 from tlhub.remote.registry import Registry
 
 _ROUNDS = 12
 _SETTLE = 0.2  # seconds
-Marks = Mapping[tuple[str, str], bytes]
-"""Signatures by the digest of the manifest and the id of the key."""
 
 
 @dataclass
@@ -159,8 +158,8 @@ def _upload(registry: Registry, arch: str, entries: Sequence[Entry], marks: Mark
         for row in front.rows:
             for name, _, _ in row.members():
                 write(layer.member_header(row, name))
-                write(layer.padded(by_build[row.manifest.build_digest].read(name)))
-        write(layer.END)
+                write(archive.padded(by_build[row.manifest.build_digest].read(name)))
+        write(archive.END)
         made = Layer(arch, f"sha256:{digest.hexdigest()}", front.layer_size, layer.sha256(data), front.size)
         registry.put_blob(file, made.digest)
     return made
