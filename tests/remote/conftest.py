@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from registry_lab import Daemon, Fault, Proxy, find_registry
 
+from tlhub.cache.store import Store
+
 
 @pytest.fixture(scope="session")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
@@ -21,6 +23,11 @@ def proxy(daemon: Daemon) -> Iterator[Proxy]:
     """What stands between a test and the registry, and can be told to misbehave."""
     with Proxy(daemon.port, Fault()) as running:
         yield running
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Store:
+    return Store("source", tmp_path / "source")
 
 
 @pytest.fixture

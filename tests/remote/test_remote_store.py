@@ -26,11 +26,6 @@ ARCH = "cpu:x86-64-v3"
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Store:
-    return Store("source", tmp_path / "source")
-
-
-@pytest.fixture
 def cache(tmp_path: Path) -> Store:
     return Store("cache", tmp_path / "cache")
 

@@ -28,11 +28,6 @@ HOPPER = "cuda:sm_90a"
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Store:
-    return Store("source", tmp_path / "source")
-
-
-@pytest.fixture
 def target(tmp_path: Path) -> Store:
     return Store("target", tmp_path / "target")
 

@@ -24,9 +24,9 @@ from tlhub.catalog import Catalog
 from tlhub.errors import ArgumentError, BuildError, CacheError
 from tlhub.explanation import problem_json
 from tlhub.files import write_whole
+from tlhub.needs import need, requirement
 from tlhub.packaging.cover import Served
 from tlhub.plugins import CORE
-from tlhub.prebuilt import need, requirement
 from tlhub.specs import Need
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
