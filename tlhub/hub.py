@@ -12,7 +12,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tlhub import builds, operands, pins, recording, refusals
-from tlhub.builds import may_compile
 from tlhub.cache import stats
 from tlhub.cache.chain import Chain, Hit
 from tlhub.cache.entry import Entry
@@ -96,7 +95,7 @@ def explain(
 ) -> Explanation:
     """Return the trace that ``get`` with these arguments would act on; builds and loads nothing."""
     lookup = ask(load(), kernel, shape, dtype, device=device, arch=arch, schedule=schedule, **options)
-    return _explained(lookup, compiling=may_compile())
+    return _explained(lookup, compiling=builds.compiling_off() is None)
 
 
 def check(kernel: str, shape: Any, dtype: Any, *, driver: int = 0, obey: bool = True, **how: Any) -> Explanation:

@@ -248,7 +248,7 @@ def _read(name: str) -> Iterable[Check]:
 
     lookups: dict[str, Callable[[], object]] = {
         "TLHUB_CACHE_SIZE": upkeep.limit,
-        "TLHUB_COMPILE": builds.may_compile,
+        "TLHUB_COMPILE": builds.compiling_off,
         "TLHUB_DEVICE": lambda: devices.locate(catalog.load()),
         "TLHUB_MATCH": stores.match_policy,
         "TLHUB_NUM_THREADS": threads.num_threads,
