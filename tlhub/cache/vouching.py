@@ -57,7 +57,7 @@ def check(entry: Entry, asked: str, read: Read) -> None:
         warnings.warn(f"{entry.folder or entry.store_name}: {reason}", RuntimeWarning, stacklevel=4)
 
 
-def vouching(manifest: Manifest, read: Read) -> str | None:
+def voucher(manifest: Manifest, read: Read) -> str | None:
     """Return the name of the trusted key that signed *manifest*, HERE for what this user built, or None.
 
     Raises CacheError where the list of keys is not to be trusted, or signatures cannot be verified.
@@ -77,7 +77,7 @@ def vouching(manifest: Manifest, read: Read) -> str | None:
 def refusal(manifest: Manifest, read: Read) -> str | None:
     """Return why nobody trusted vouches for *manifest*, or None. Never raises."""
     try:
-        if vouching(manifest, read):
+        if voucher(manifest, read):
             return None
         names = ", ".join(key.name for key in keyring.trusted().values())
         return f"nobody whom you trust signed it (you trust {names or 'no key'})"

@@ -128,7 +128,7 @@ def check(store: str | None, kernel: str | None, arch: str | None, as_json: bool
     found: list[tuple[Item, Manifest, str | None]] = []
     for item in _meant(where, kernel, arch):
         if item.manifest is not None:  # a damaged one is never served
-            found.append((item, item.manifest, vouching.vouching(item.manifest, where.signature)))
+            found.append((item, item.manifest, vouching.voucher(item.manifest, where.signature)))
     if as_json:
         entries = [{"entry": i.folder, "key": m.build_digest, "vouched_for_by": who} for i, m, who in found]
         output.write_json({"path": where.root, "entries": entries})
