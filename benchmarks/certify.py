@@ -298,10 +298,6 @@ def plain(arrays: dict[str, Array], rng: np.random.Generator) -> dict[str, Array
     return arrays
 
 
-def none(count: int) -> int:
-    return 0
-
-
 def odd(count: int) -> int:
     """Return a gap after which rows of *count* elements do not stay aligned."""
     return 3 + count % 2
@@ -345,7 +341,7 @@ class Case(NamedTuple):
     """What is done to the inputs, and the ``gap`` between the rows of outputs."""
 
     spoil: Callable[[dict[str, Array], np.random.Generator], dict[str, Array]]
-    gap: Callable[[int], int] = none
+    gap: Callable[[int], int] = lambda count: 0
 
 
 CASES = (

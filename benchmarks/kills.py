@@ -27,7 +27,7 @@ from typing import Any
 import tlhub
 from tlhub import hub
 from tlhub.build import pool
-from tlhub.cache import archive, prune
+from tlhub.cache import archive, prune, repair
 from tlhub.cache.chain import this_host
 from tlhub.cache.entry import MANIFEST, Entry, Manifest
 from tlhub.cache.store import STAGING, Store
@@ -140,7 +140,7 @@ def killed(operation: Callable[[Store, Tell], None], store: Store, delay: float)
 
 def check(store: Store, expected: list[str]) -> None:
     """Raise AssertionError unless all that is seen is whole, *expected* is among it, and the next writer succeeds."""
-    found = prune.verify(Store("reader", store.root))
+    found = repair.verify(Store("reader", store.root))
     assert not found.damaged, found.damaged
     missing = [folder for folder in expected if not os.path.exists(f"{folder}/{MANIFEST}")]
     assert not missing, f"lost: {missing}"

@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tlhub.cache import key
 from tlhub.cache.chain import this_host
 from tlhub.cache.entry import LIBRARY, MANIFEST, Manifest, Member
 from tlhub.cache.store import Store
@@ -54,7 +53,7 @@ def fill(root: Path, entries: int, old: int) -> None:
     root.mkdir(mode=0o700)
     for number in range(entries):
         made = manifest(number)
-        folder = root / key.folder(ARCH, made.kernel, made.problem_digest, made.build_digest)
+        folder = root / made.folder
         folder.mkdir(parents=True)
         (folder / LIBRARY).write_bytes(LIBRARY_BYTES)
         (folder / MANIFEST).write_bytes(made.to_bytes())

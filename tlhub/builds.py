@@ -46,11 +46,6 @@ def compiling_off() -> str | None:
     return "tlhub.freeze() was called" if _frozen else "TLHUB_COMPILE=never" if value == "never" else None
 
 
-def may_compile() -> bool:
-    """Tell whether kernels may be built here. Raises ArgumentError for an unknown word of ``TLHUB_COMPILE``."""
-    return compiling_off() is None
-
-
 def identify(lookup: Lookup, resolution: Resolution) -> bool:
     """Ask a worker for the versions that an exact match compares; tell whether one was not known yet."""
     from tlhub.build import pool

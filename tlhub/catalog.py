@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import tlhub.plugins
 from tlhub.errors import UnknownName, suggest
+from tlhub.needs import misfit
 from tlhub.plugins import Plugin
-from tlhub.prebuilt import misfit
 from tlhub.specs import Kernel, PrebuiltStore, Schedule, Target
 
 Record = TypeVar("Record", Kernel, Schedule, Target, PrebuiltStore)

@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
+from collections.abc import Iterator
+from typing import BinaryIO
 
 HOST = os.uname().nodename if hasattr(os, "uname") else os.environ.get("COMPUTERNAME", "here")
 
 
-def write_whole(path: str, text: str) -> None:
-    """Put *text* in the file *path*: whoever reads it finds what was there before, or all of it. Raises OSError."""
-    folder, name = os.path.split(os.path.realpath(path))
-    draft = os.path.join(folder, f".{name}.{HOST}-{os.getpid()}-{threading.get_ident()}")
+@contextlib.contextmanager
+def replacing(path: str, mode: int = 0o666) -> Iterator[BinaryIO]:
+    """Give a new file, its *mode* before the umask, that takes the place of *path* once it is whole.
+
+    Whoever reads *path* finds what was there before, or all of it. Of a link the link is replaced, not what it names:
+    others may have put it there. Raises OSError.
+    """
+    draft = os.path.join(os.path.dirname(path), f".{os.getpid()}-{os.urandom(6).hex()}")
     try:
-        with open(draft, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(draft, os.path.join(folder, name))
+        with open(draft, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+            yield file
+        os.replace(draft, path)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(draft)
         raise
+
+
+def write_whole(path: str, data: str | bytes, mode: int = 0o666) -> None:
+    """Put *data* in the file *path* as ``replacing`` does. Raises OSError."""
+    with replacing(path, mode) as file:
+        file.write(data.encode() if isinstance(data, str) else data)

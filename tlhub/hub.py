@@ -12,7 +12,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tlhub import builds, operands, pins, recording, refusals
-from tlhub.builds import may_compile
 from tlhub.cache import stats
 from tlhub.cache.chain import Chain, Hit
 from tlhub.cache.entry import Entry
@@ -95,48 +94,29 @@ def explain(
     **options: Any,
 ) -> Explanation:
     """Return the trace that ``get`` with these arguments would act on; builds and loads nothing."""
-    lookup = ask(load(), kernel, shape, dtype, device, arch, schedule, options)
-    return _explained(lookup, compiling=may_compile())
+    lookup = ask(load(), kernel, shape, dtype, device=device, arch=arch, schedule=schedule, **options)
+    return _explained(lookup, compiling=builds.compiling_off() is None)
 
 
-def check(
-    kernel: str,
-    shape: Any,
-    dtype: Any,
-    *,
-    driver: int = 0,
-    obey: bool = True,
-    device: Any = None,
-    arch: str | None = None,
-    schedule: str | None = None,
-    **options: Any,
-) -> Explanation:
+def check(kernel: str, shape: Any, dtype: Any, *, driver: int = 0, obey: bool = True, **how: Any) -> Explanation:
     """Return the trace of ``get`` on another machine that compiles nothing: the stores of this one, that device.
 
-    *driver*: its major version there, 0 where it is not to be compared. All else of it is taken to be like this one.
-    *obey*: keep to what is pinned.
+    *how*: the keywords of ``get``. *driver*: its major version there, 0 where it is not to be compared. All else of it
+    is taken to be like this one. *obey*: keep to what is pinned.
     """
-    lookup = ask(load(), kernel, shape, dtype, device, arch, schedule, options)
+    lookup = ask(load(), kernel, shape, dtype, **how)
     place = replace(lookup.place, facts=replace(lookup.place.facts, driver=driver or lookup.place.facts.driver))
     pin = lookup.pin if obey else None
     return _explained(lookup._replace(place=place, deployed=True, pin=pin), compiling=False)
 
 
-def prewarm(
-    kernel: str,
-    shape: Any,
-    dtype: Any,
-    *,
-    device: Any = None,
-    arch: str | None = None,
-    schedule: str | None = None,
-    **options: Any,
-) -> tuple[Entry, str]:
+def prewarm(kernel: str, shape: Any, dtype: Any, **how: Any) -> tuple[Entry, str]:
     """Make sure that the best candidate's entry is in a store, whatever is pinned, without loading it.
 
-    Returns the entry and its origin: ``built``, or the origin of the store that has it already.
+    *how*: the keywords of ``get``. Returns the entry and its origin: ``built``, or the origin of the store that has
+    it already.
     """
-    lookup = ask(load(), kernel, shape, dtype, device, arch, schedule, options)
+    lookup = ask(load(), kernel, shape, dtype, **how)
     resolution = lookup.resolution()
     best = Resolution(resolution.candidates[:1], resolution.rejected)
     with stats.failures(store := user_store()):
@@ -145,18 +125,9 @@ def prewarm(
     return found.hit.entry, found.origin
 
 
-def binary(
-    kernel: str,
-    shape: Any,
-    dtype: Any,
-    *,
-    device: Any = None,
-    arch: str | None = None,
-    schedule: str | None = None,
-    **options: Any,
-) -> str:
+def binary(kernel: str, shape: Any, dtype: Any, **how: Any) -> str:
     """Return the problem digest of what ``prewarm`` with these arguments builds: many problems may have one binary."""
-    lookup = ask(load(), kernel, shape, dtype, device, arch, schedule, options)
+    lookup = ask(load(), kernel, shape, dtype, **how)
     best = lookup.resolution().candidates[0]
     return problem_digest(generalise(lookup.problem, best.schedule.symbolic), lookup.place.arch)
 
@@ -183,7 +154,7 @@ if hasattr(os, "register_at_fork"):
 def _lookup(
     kernel: str, shape: Any, dtype: Any, device: Any, arch: str | None, schedule: str | None, options: Mapping[str, Any]
 ) -> CompiledKernel:
-    lookup = ask(load(), kernel, shape, dtype, device, arch, schedule, options)
+    lookup = ask(load(), kernel, shape, dtype, device=device, arch=arch, schedule=schedule, **options)
     key = (lookup.problem, lookup.place.arch, lookup.place.device, schedule)
     if key not in _served:
         recording.note(lookup.kernel, lookup.problem, lookup.place.arch, schedule)

@@ -99,10 +99,12 @@ def ask(
     kernel: str,
     shape: Any,
     dtype: Any,
-    device: Any,
-    arch: str | None,
-    schedule: str | None,
-    options: Mapping[str, Any],
+    /,
+    *,
+    device: Any = None,
+    arch: str | None = None,
+    schedule: str | None = None,
+    **options: Any,
 ) -> Lookup:
     """Return the lookup that ``tlhub.get`` is asked for. Raises UnknownName, ArgumentError, DeviceError."""
     spec = catalog.kernel(kernel)

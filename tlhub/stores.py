@@ -13,14 +13,13 @@ import contextlib
 import functools
 import os
 import re
-import stat
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 from urllib.parse import parse_qsl
 
+from tlhub.cache import home
 from tlhub.cache.chain import LOOSENESS, Chain, Hit, this_host
 from tlhub.cache.copying import copy
 from tlhub.cache.entry import Entry
@@ -162,14 +161,14 @@ def _prebuilt(catalog: Catalog) -> Iterator[Store]:
 
 
 @functools.cache
-def _user(named: str | None, base: str | None, home: str | None) -> Store:
+def _user(named: str | None, xdg: str | None, user: str | None) -> Store:
     if named:
         return Store("cache", os.path.abspath(os.path.expanduser(named)))
-    root = _usual(base or "", home or "")
-    reason = "there is no home folder: HOME is not set" if root is None else _unusable(root)
+    root = home.cache(xdg or "", user or "")
+    reason = "there is no home folder: HOME is not set" if root is None else home.unusable(root)
     if reason is None:
         return Store("cache", root)
-    folder = _temporary()
+    folder = home.temporary()
     where = f"in {folder}" if folder else "in memory"
     warnings.warn(f"{reason}; kernels are kept {where}\nhint: {_HINT}", RuntimeWarning, stacklevel=3)
     return Store("cache", folder)
@@ -251,49 +250,3 @@ def _signed(text: str, path: str) -> str:
     from tlhub.cache.vouching import check_policy
 
     return check_policy(text, f"the word signed of {path!r} in TLHUB_STORES")
-
-
-def _usual(base: str, home: str) -> str | None:
-    """Return the platform's folder for caches, or None where there is no home to have one in."""
-    if sys.platform in ("win32", "darwin"):
-        if sys.platform == "darwin" and not home:
-            return None
-        import platformdirs
-
-        return platformdirs.user_cache_dir("tlhub", appauthor=False)
-    # The XDG rule, as platformdirs has it: importing that costs a third of a cold start, and it would turn an
-    # empty HOME into /.cache.
-    if os.path.isabs(base.strip()):
-        return os.path.join(base.strip(), "tlhub")
-    return os.path.join(home, ".cache", "tlhub") if os.path.isabs(home) else None
-
-
-def _unusable(root: str) -> str | None:
-    """Return why a folder that nobody named cannot be made or written, or None."""
-    path = root
-    while not os.path.lexists(path) and os.path.dirname(path) != path:
-        path = os.path.dirname(path)
-    if not os.path.isdir(path):
-        return f"the cache folder {root} cannot be made: {path} is not a folder"
-    if not os.access(path, os.W_OK | os.X_OK):
-        return f"the cache folder {root} cannot be written: {path} is read-only"
-    return None
-
-
-def _temporary() -> str | None:
-    """Return a private folder for temporary files, the same for each process of a user, or None."""
-    import tempfile
-
-    try:
-        if not hasattr(os, "geteuid"):
-            return tempfile.mkdtemp(prefix="tlhub-")
-        path = os.path.join(tempfile.gettempdir(), f"tlhub-{os.geteuid()}")
-        try:
-            os.mkdir(path, 0o700)
-        except FileExistsError:  # ours from before, or a trap
-            info = os.lstat(path)
-            if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid() or info.st_mode & 0o077:
-                return None
-        return path
-    except OSError:
-        return None

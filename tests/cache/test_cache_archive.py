@@ -85,7 +85,7 @@ def entry_tar(**changes: bytes) -> bytes:
     manifest = make_manifest().with_members({name: Member.of(data) for name, data in MEMBERS.items()})
     files = {"entryjson": manifest.to_bytes(), **{n.replace(".", ""): d for n, d in sorted(MEMBERS.items())}, **changes}
     names = {"entryjson": "entry.json", **{n.replace(".", ""): n for n in MEMBERS}}
-    folder = archive.folder_of(manifest)
+    folder = manifest.folder
     return b"".join(
         archive.header(f"{folder}/{names.get(name, name)}", len(data)) + data + bytes(-len(data) % 512)
         for name, data in files.items()
@@ -224,7 +224,7 @@ def test_a_manifest_with_paths_for_members_never_reaches_the_disk(lab: Lab) -> N
     evil = make_manifest(dataclasses.replace(PROBLEM, kernel="../../up"))
     evil = evil.with_members({"../../escaped": Member.of(b"x"), "kernel.so": Member.of(b"x")})
     data = evil.to_bytes()
-    tar = archive.header(f"{archive.folder_of(evil)}/entry.json", len(data)) + data + bytes(-len(data) % 512)
+    tar = archive.header(f"{evil.folder}/entry.json", len(data)) + data + bytes(-len(data) % 512)
     assert not lab.feed(zstd.compress(tar + END))
 
 

@@ -134,15 +134,6 @@ def test_nowhere_to_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert "TMPDIR" in str(caught.value.hint)
 
 
-def test_a_build_that_ran_out_of_space_can_be_repeated_apart(store: Store) -> None:
-    with store.stage(private=True) as staged:
-        assert not staged.path.startswith(str(store.root))
-        Path(staged.path, "kernel.so").write_bytes(b"x")
-        with pytest.warns(RuntimeWarning, match="apart from the store"):
-            assert store.publish(staged, make_manifest()).read("kernel.so") == b"x"
-    assert not os.path.exists(staged.path)
-
-
 def test_a_read_only_store_takes_nothing(store: Store) -> None:
     publish(store)
     site = Store("site", str(store.root), origin="site", writable=False)

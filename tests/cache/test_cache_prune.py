@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from cache_help import ARCH, BUILD, GENERAL, PROBLEM, files_below, lookup, make_manifest, publish, serves
 
-from tlhub.cache import prune
+from tlhub.cache import prune, repair
 from tlhub.cache.chain import Chain, Wanted
 from tlhub.cache.entry import MANIFEST, Manifest
 from tlhub.cache.store import Item, Store
@@ -267,9 +267,9 @@ def test_what_cannot_be_removed_is_named(store: Store, monkeypatch: pytest.Monke
 def test_verify_lists_the_damaged(store: Store) -> None:
     publish(store, make_manifest(GENERAL))
     folder = Path(str(publish(store).folder))
-    assert prune.verify(store).damaged == () and prune.verify(store).count == 2
+    assert repair.verify(store).damaged == () and repair.verify(store).count == 2
     (folder / "kernel.c").write_bytes(b"int main(void) { return 1; }\n")
-    found = prune.verify(store)
+    found = repair.verify(store)
     assert found.count == 1
     assert [(i.folder, i.reason) for i in found.damaged] == [
         (str(folder)[len(str(store.root)) + 1 :], "kernel.c is altered: its SHA-256 is not the manifest's")

@@ -14,7 +14,7 @@ import pytest
 from cache_children import publish_at_once
 from cache_help import BUILD, MEMBERS, files_below, lookup, make_manifest, publish, serves, until
 
-from tlhub.cache import prune
+from tlhub.cache import prune, repair
 from tlhub.cache.entry import Damaged
 from tlhub.cache.store import Store
 
@@ -38,7 +38,7 @@ def test_eight_processes_publish_the_same_entries(store: Store) -> None:
     found = lookup(store)
     assert len(found.entries) == ROUNDS and not found.skipped
     assert os.listdir(f"{store.root}/v1/.staging") == []
-    assert prune.verify(store).count == ROUNDS
+    assert repair.verify(store).count == ROUNDS
 
 
 def _run_until_it_stops(root: str, where: str) -> subprocess.Popen[str]:

@@ -10,7 +10,7 @@ import pytest
 from cache_help import GENERAL, MEMBERS, files_below, lookup, make_manifest, publish, serves
 
 from tlhub.cache import prune
-from tlhub.cache.repair import DAMAGED, repair
+from tlhub.cache.repair import DAMAGED, repair, verify
 from tlhub.cache.store import Store
 from tlhub.errors import CacheError
 
@@ -36,21 +36,21 @@ def test_a_damaged_entry_is_moved_and_its_place_is_free(store: Store, how: str, 
     whole = publish(store, make_manifest(GENERAL)).folder
     damage(folder, how, tmp_path)
     before = files_below(tmp_path / "moved")
-    done = repair(store, prune.verify(store).damaged)
+    done = repair(store, verify(store).damaged)
     ((item, path),) = done.moved
     assert f"{store.root}/{item.folder}" == str(folder) and done.spared == ()
     assert path.startswith(f"{store.root}/{DAMAGED}/cpu-x86-64-v3-gemm-") and os.path.lexists(path)
     assert not os.path.lexists(folder) and os.path.isdir(str(whole))
     assert files_below(tmp_path / "moved") == before
     assert publish(store).folder == str(folder) and serves(store)
-    assert prune.verify(store).damaged == ()
+    assert verify(store).damaged == ()
 
 
 def test_what_was_rebuilt_meanwhile_stays(store: Store) -> None:
     """Two repairs of one damaged entry, and a rebuild in its place between them."""
     folder = Path(str(publish(store).folder))
     damage(folder, "altered", folder)
-    found = prune.verify(store).damaged
+    found = verify(store).damaged
     assert len(repair(store, found).moved) == 1
     publish(store)
     done = repair(store, found)
@@ -63,19 +63,19 @@ def test_what_was_rebuilt_meanwhile_stays(store: Store) -> None:
 def test_what_is_in_use_stays(store: Store) -> None:
     entry = publish(store)
     damage(Path(str(entry.folder)), "altered", Path())
-    done = repair(store, prune.verify(store).damaged)
+    done = repair(store, verify(store).damaged)
     assert done.moved == () and done.spared[0][1] == "it is in use"
 
 
 def test_what_a_chmod_mends_stays(store: Store) -> None:
     os.chmod(str(publish(store).folder), 0o777)
-    done = repair(store, prune.verify(store).damaged)
+    done = repair(store, verify(store).damaged)
     assert done.moved == () and "chmod" in done.spared[0][1]
 
 
 def test_one_repair_at_a_time(store: Store) -> None:
     damage(Path(str(publish(store).folder)), "altered", Path())
-    found = prune.verify(store).damaged
+    found = verify(store).damaged
     with (
         store.lock("repair"),
         pytest.raises(CacheError, match="is being repaired by process"),
@@ -90,7 +90,7 @@ def test_one_repair_at_a_time(store: Store) -> None:
 def test_nothing_is_moved_through_a_link(store: Store, tmp_path: Path) -> None:
     folder = Path(str(publish(store).folder))
     damage(folder, "altered", folder)
-    found = prune.verify(store).damaged
+    found = verify(store).damaged
     (Path(str(store.root)) / DAMAGED).symlink_to(tmp_path)
     with pytest.raises(CacheError, match="cannot be made"):
         repair(store, found)
@@ -103,7 +103,7 @@ def test_nothing_is_moved_through_a_link(store: Store, tmp_path: Path) -> None:
 def test_what_was_moved_a_month_ago_is_forgotten_by_prune(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = Path(str(publish(store).folder))
     damage(folder, "altered", folder)
-    ((_, path),) = repair(store, prune.verify(store).damaged).moved
+    ((_, path),) = repair(store, verify(store).damaged).moved
     prune.remove(store, prune.Plan((), ()))
     assert os.path.isdir(path)
     later = time.time() + 31 * 86400

@@ -16,9 +16,9 @@ import pytest
 from tlhub import catalog, devices, hub
 from tlhub.cache.manifest import Manifest
 from tlhub.errors import BuildError, CacheError
+from tlhub.needs import requirement
 from tlhub.packaging import cover, wheel
 from tlhub.plugins import Plugin
-from tlhub.prebuilt import requirement
 
 ARCH = devices.locate(catalog.load(), "cpu").arch
 WORKLOAD = """

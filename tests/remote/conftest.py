@@ -26,6 +26,11 @@ def proxy(daemon: Daemon) -> Iterator[Proxy]:
 
 
 @pytest.fixture
+def source(tmp_path: Path) -> Store:
+    return Store("source", tmp_path / "source")
+
+
+@pytest.fixture
 def settle() -> bool:
     """Tell whether a push waits for others that push: only a test of just that has any."""
     return False

@@ -12,7 +12,7 @@ from typing import Any
 from hypothesis import strategies as st
 from remote_help import make_manifest, problem
 
-from tlhub.cache.archive import folder_of
+from tlhub.cache import archive
 from tlhub.cache.entry import Manifest, Member
 from tlhub.remote import artifact, layer
 
@@ -31,9 +31,9 @@ ODD_NAMES = st.sampled_from(
         "/tmp/escaped",
         "v1/../../escaped/entry.json",
         "v1/.signatures/../../escaped.sig",
-        f"{folder_of(MANIFESTS[0])}/entry.json",
-        f"{folder_of(MANIFESTS[1])}/entry.json",
-        f"{folder_of(MANIFESTS[0])}/../entry.json",
+        f"{MANIFESTS[0].folder}/entry.json",
+        f"{MANIFESTS[1].folder}/entry.json",
+        f"{MANIFESTS[0].folder}/../entry.json",
         "entry.json",
         "/entry.json",
         f"v1/.signatures/{MANIFESTS[0].sha256}.{'0' * 16}.sig",
@@ -60,7 +60,7 @@ def tars(draw: st.DrawFn) -> bytes:
         info = tarfile.TarInfo(draw(ODD_NAMES))
         info.type, info.linkname = draw(KINDS), draw(st.sampled_from(["", "/etc", ".."]))
         info.size = draw(st.sampled_from([len(content), 0, 1 << 20, 1 << 33]))
-        made += info.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape") + layer.padded(content)
+        made += info.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape") + archive.padded(content)
     return made
 
 
@@ -159,5 +159,5 @@ class Shelved:
 def body(manifests: list[Manifest]) -> bytes:
     """Return what has to follow the front of *manifests*."""
     rows = layer.plan(manifests, {})[1].rows
-    parts = [layer.member_header(r, n) + layer.padded(CONTENT[n]) for r in rows for n, _, _ in r.members()]
-    return b"".join(parts) + layer.END
+    parts = [layer.member_header(r, n) + archive.padded(CONTENT[n]) for r in rows for n, _, _ in r.members()]
+    return b"".join(parts) + archive.END

@@ -33,7 +33,7 @@ class Daemon:
     """``docker-registry`` on a port of its own, for ``with``. ``passwords``: a file of htpasswd that it asks for."""
 
     def __init__(self, folder: Path, passwords: str | None = None) -> None:
-        self.folder, self._passwords, self.port = folder, passwords, _free_port()
+        self.folder, self._passwords, self.port = folder, passwords, closed_port()
 
     def __enter__(self) -> Daemon:
         config = _CONFIG.format(root=self.folder / "data", port=self.port)
@@ -206,12 +206,8 @@ def _spoilt(data: bytes, kind: str, after: int) -> Iterator[bytes]:
         yield data[start : start + step]
 
 
-def _free_port() -> int:
+def closed_port() -> int:
+    """Return a port on which nobody listens."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
-
-
-def closed_port() -> int:
-    """Return a port on which nobody listens."""
-    return _free_port()

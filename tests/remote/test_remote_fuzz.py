@@ -14,7 +14,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from remote_help import content
 
-from tlhub.cache.archive import folder_of
 from tlhub.cache.entry import Damaged
 from tlhub.cache.store import Store
 from tlhub.errors import CacheError
@@ -48,8 +47,8 @@ def test_any_front(data: bytes) -> None:
         return
     assert layer.plan([row.manifest for row in front.rows], front.signatures)[0] == data
     for row in front.rows:
-        assert os.path.normpath(folder_of(row.manifest)) == folder_of(row.manifest)
-        assert folder_of(row.manifest).startswith("v1/") and ".." not in folder_of(row.manifest)
+        assert os.path.normpath(row.manifest.folder) == row.manifest.folder
+        assert row.manifest.folder.startswith("v1/") and ".." not in row.manifest.folder
 
 
 @often(300)
@@ -100,7 +99,9 @@ def test_what_is_whole_is_read() -> None:
     """The fuzzed tests would pass if nothing ever was."""
     assert len(artifact.parse(GOOD)) == 1
     front = layer.read(FRONT, ARCH)
-    assert [row.manifest for row in front.rows] == sorted(MANIFESTS, key=folder_of) and len(front.signatures) == 1
+    assert [row.manifest for row in front.rows] == sorted(MANIFESTS, key=lambda m: m.folder) and len(
+        front.signatures
+    ) == 1
     with tempfile.TemporaryDirectory() as folder:
         store = Store("cache", Path(folder, "store"))
         assert sync.pull(Shelved(FRONT, body(MANIFESTS)), store).entries == 3  # type: ignore[arg-type]

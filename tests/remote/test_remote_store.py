@@ -147,7 +147,7 @@ def test_an_unsigned_twin_does_not_hide_what_is_signed(
     assert registry(place).put_manifest(artifact.document(both)) != first
     hit, _ = find(Chain([remote(place, cache, signed="require")]))
     assert hit is not None and hit.entry.manifest == entry.manifest
-    assert vouching.vouching(hit.entry.manifest, cache.signature) == "alice"
+    assert vouching.voucher(hit.entry.manifest, cache.signature) == "alice"
 
 
 def test_where_nothing_can_be_kept_it_serves_from_memory(proxy: Proxy, source: Store, tmp_path: Path) -> None:

@@ -19,17 +19,19 @@ import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO, NamedTuple
 
-from tlhub.cache import key
 from tlhub.cache.entry import Damaged, Entry
 from tlhub.cache.manifest import LARGEST_MANIFEST, MANIFEST, Manifest, Member
 from tlhub.cache.store import Store
 from tlhub.errors import ArgumentError, CacheError
+from tlhub.files import replacing
 
 LEVEL = 10
 """Of compression: higher ones take many times as long for a few percent."""
 
+END = bytes(2 * tarfile.BLOCKSIZE)
+"""What a tar ends with."""
+
 _BLOCK = tarfile.BLOCKSIZE
-_END = bytes(2 * _BLOCK)
 _CHUNK = 1 << 20
 _EXAMPLE = "kernels.tar.zst"
 
@@ -54,28 +56,25 @@ class Refused(Exception):
     """The file is no archive, or not whole."""
 
 
-def folder_of(manifest: Manifest) -> str:
-    """Return the folder of an entry below the root, in a store and in an archive."""
-    return key.folder(manifest.arch, manifest.kernel, manifest.problem_digest, manifest.build_digest)
-
-
 def pack(entries: Iterable[Entry], path: str) -> Packed:
     """Write the archive of *entries*, each build once, to the file *path*, which appears whole or not at all.
 
     Raises Damaged for an entry that is not whole, CacheError where the file cannot be written, and ArgumentError
     for what is no name of a file, and without a library for zstd.
     """
-    chosen = {folder_of(entry.manifest): entry for entry in entries}
+    chosen = {entry.manifest.folder: entry for entry in entries}
     zstd = _zstd()
     _check_place(path)
     try:
-        with _replacing(path) as file, zstd.open(file, "wb", level=LEVEL) as stream:
-            for folder in sorted(chosen):
-                for name, data in _files(chosen[folder]).items():
-                    stream.write(header(f"{folder}/{name}", len(data)))
-                    stream.write(data)
-                    stream.write(bytes(-len(data) % _BLOCK))
-            stream.write(_END)
+        with replacing(os.path.realpath(path)) as file:
+            with zstd.open(file, "wb", level=LEVEL) as stream:
+                for folder in sorted(chosen):
+                    for name, data in _files(chosen[folder]).items():
+                        stream.write(header(f"{folder}/{name}", len(data)))
+                        stream.write(padded(data))
+                stream.write(END)
+            file.flush()
+            os.fsync(file.fileno())
         size = os.path.getsize(path)
     except OSError as error:
         if isinstance(error, Damaged):
@@ -128,7 +127,7 @@ def read(stream: BinaryIO) -> Iterator[Manifest]:
 def _entries(stream: BinaryIO) -> Iterator[tuple[Manifest, Members]]:
     """Iterate over the entries; the members of one are to be read before the next is asked for. Raises Refused."""
     last = ""
-    while (block := _exactly(stream, _BLOCK)) != _END[:_BLOCK]:
+    while (block := _exactly(stream, _BLOCK)) != END[:_BLOCK]:
         name, size = _named(block)
         if not name.endswith(f"/{MANIFEST}") or size > LARGEST_MANIFEST:
             raise Refused(f"{name!r} of {size} bytes stands where the {MANIFEST} of an entry should")
@@ -137,14 +136,14 @@ def _entries(stream: BinaryIO) -> Iterator[tuple[Manifest, Members]]:
             manifest = Manifest.parse(data)
         except Damaged as error:
             raise Refused(f"{name!r}: {error.reason}") from error
-        folder = folder_of(manifest)
+        folder = manifest.folder
         if name != f"{folder}/{MANIFEST}" or data != manifest.to_bytes():
             raise Refused(f"{name!r} is not the {MANIFEST} of its entry, which is {folder!r}")
         if folder <= last:
             raise Refused(f"{folder!r} is out of order, or there twice")
         last = folder
         yield manifest, _members(stream, folder, manifest)
-    if _exactly(stream, _BLOCK) != _END[:_BLOCK] or stream.read(1):
+    if _exactly(stream, _BLOCK) != END[:_BLOCK] or stream.read(1):
         raise Refused("something follows its end")
 
 
@@ -189,6 +188,11 @@ def header(name: str, size: int) -> bytes:
     info = tarfile.TarInfo(name)
     info.size = size
     return info.tobuf(tarfile.USTAR_FORMAT, "ascii", "strict")
+
+
+def padded(data: bytes) -> bytes:
+    """Return *data* as it stands in a tar, up to the next header."""
+    return data + bytes(-len(data) % _BLOCK)
 
 
 def _exactly(stream: BinaryIO, size: int) -> bytes:
@@ -270,23 +274,6 @@ def _reading(path: str) -> Iterator[BinaryIO]:
                 f"the archive {path!r} is refused: {error}; nothing of it was imported",
                 hint=f"sha256sum {shlex.quote(path)}",
             ) from error
-
-
-@contextlib.contextmanager
-def _replacing(path: str) -> Iterator[BinaryIO]:
-    """Give a file that takes the place of *path* once it is whole. Raises OSError."""
-    folder, name = os.path.split(os.path.realpath(path))
-    draft = os.path.join(folder, f".{name[:100]}.{os.urandom(6).hex()}")
-    try:
-        with open(draft, "xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, os.path.join(folder, name))
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(draft)
-        raise
 
 
 @functools.cache

@@ -23,7 +23,6 @@ _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr
 _FILE = os.O_RDONLY | _NOFOLLOW | getattr(os, "O_NONBLOCK", 0)  # a pipe in a member's place must not hang
 _FOLDER = os.O_RDONLY | _NOFOLLOW | getattr(os, "O_DIRECTORY", 0)
 _BY_FD = os.open in os.supports_dir_fd
-_STRICT = trust.Policy()
 _SMALL = 64 << 10  # bytes
 
 
@@ -41,7 +40,7 @@ class Entry:
         manifest: Manifest,
         store_name: str,
         *,
-        policy: trust.Policy = _STRICT,
+        policy: trust.Policy = trust.STRICT,
         held: Mapping[str, bytes] | None = None,
         used: float = 0.0,
     ) -> None:

@@ -1,16 +1,25 @@
-"""The user's own files besides the cache: what is configured, and what was learnt. By the XDG rules, as on Linux."""
+"""Home: the user's own folders, for the cache, what is configured, and what was learnt."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import sys
 
 from tlhub.cache import trust
 from tlhub.errors import CacheError
 
-OWN = trust.Policy()
-"""Nobody but the user and root may have written them."""
+
+def cache(base: str, home: str) -> str | None:
+    """Return the platform's folder for caches, None without a home. *base*: XDG_CACHE_HOME."""
+    if sys.platform in ("win32", "darwin"):
+        if sys.platform == "darwin" and not home:
+            return None
+        import platformdirs
+
+        return platformdirs.user_cache_dir("tlhub", appauthor=False)
+    return _xdg(base, ".cache", home)
 
 
 def config(name: str) -> str | None:
@@ -31,34 +40,61 @@ def make(folder: str | None) -> str:
         os.makedirs(os.path.dirname(folder), mode=0o700, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             os.mkdir(folder, 0o700)
-        refused = trust.refusal_of_folder(folder, os.lstat(folder), OWN)
+        refused = trust.refusal_of_folder(folder, os.lstat(folder), trust.STRICT)
     except OSError as error:
         raise CacheError(f"{folder} cannot be made: {error.strerror}", hint="export HOME=/another/folder") from error
     if refused:
-        text, _, command = refused.partition(trust.MEND)
-        raise CacheError(text, hint=command or None)
+        text, hint = trust.remedy(refused)
+        raise CacheError(text, hint=hint)
     return folder
 
 
-def write(folder: str, name: str, data: bytes, mode: int) -> None:
-    """Write a file of *folder* whole or not at all, at no time open beyond *mode*. Raises OSError."""
-    draft = f"{folder}/.{os.getpid()}-{os.urandom(6).hex()}"
+def unusable(root: str) -> str | None:
+    """Return why a folder that nobody named cannot be made or written, or None."""
+    path = root
+    while not os.path.lexists(path) and os.path.dirname(path) != path:
+        path = os.path.dirname(path)
+    if not os.path.isdir(path):
+        return f"the cache folder {root} cannot be made: {path} is not a folder"
+    if not os.access(path, os.W_OK | os.X_OK):
+        return f"the cache folder {root} cannot be written: {path} is read-only"
+    return None
+
+
+def temporary() -> str | None:
+    """Return a private folder for temporary files, the same for each process of a user, or None."""
+    import tempfile
+
     try:
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-            file.write(data)
-        os.replace(draft, f"{folder}/{name}")
+        if not hasattr(os, "geteuid"):
+            return tempfile.mkdtemp(prefix="tlhub-")
+        path = os.path.join(tempfile.gettempdir(), f"tlhub-{os.geteuid()}")
+        try:
+            os.mkdir(path, 0o700)
+        except FileExistsError:  # ours from before, or a trap
+            info = os.lstat(path)
+            if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid() or info.st_mode & 0o077:
+                return None
+        return path
     except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(draft)
-        raise
+        return None
 
 
 def _path(variable: str, usual: str, name: str) -> str | None:
-    base, home = os.environ.get(variable, ""), os.environ.get("HOME", "")
-    if os.path.isabs(base):
-        return os.path.join(base, "tlhub", name)
-    if sys.platform == "win32":
+    base = os.environ.get(variable, "")
+    if sys.platform == "win32" and not base:
         import platformdirs
 
         return os.path.join(platformdirs.user_config_dir("tlhub", appauthor=False), name)
-    return os.path.join(home, usual, "tlhub", name) if os.path.isabs(home) else None
+    folder = _xdg(base, usual, os.environ.get("HOME", ""))
+    return folder and os.path.join(folder, name)
+
+
+def _xdg(base: str, usual: str, home: str) -> str | None:
+    """Return tlhub's folder in *base*, or in *usual* of *home*; one that is not absolute counts as unset.
+
+    The rule is platformdirs', whose import costs a third of a cold start, and which would turn an empty HOME into /.
+    """
+    if os.path.isabs(base.strip()):
+        return os.path.join(base.strip(), "tlhub")
+    return os.path.join(home, usual, "tlhub") if os.path.isabs(home) else None

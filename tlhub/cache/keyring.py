@@ -14,6 +14,7 @@ import stat
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from tlhub import files
 from tlhub.cache import home, signature, trust
 from tlhub.cache.entry import Damaged, Folder
 from tlhub.errors import ArgumentError, CacheError, UnknownName, suggest
@@ -47,20 +48,20 @@ def trusted() -> Mapping[str, Key]:
 def _trusted(path: str, *times: int) -> Mapping[str, Key]:
     try:
         with Folder(path) as folder:
-            refused = trust.refusal_of_folder(path, folder.info(), home.OWN)
-            files = [] if refused else sorted(file for file in os.listdir(path) if file.endswith(".pub"))
-            found = [Key(file[: -len(".pub")], _public(folder, file)) for file in files]
+            refused = trust.refusal_of_folder(path, folder.info(), trust.STRICT)
+            names = [] if refused else sorted(file for file in os.listdir(path) if file.endswith(".pub"))
+            found = [Key(file[: -len(".pub")], _public(folder, file)) for file in names]
     except Damaged as error:
         refused = error.reason
     if refused:
-        text, _, command = refused.partition(trust.MEND)
-        raise CacheError(f"no trusted key counts: {text}", hint=command or None)
+        text, hint = trust.remedy(refused)
+        raise CacheError(f"no trusted key counts: {text}", hint=hint)
     return {key.id: key for key in found}
 
 
 def _public(folder: Folder, file: str) -> bytes:
     try:
-        return signature.public_from_pem(folder.read(file, _LARGEST, home.OWN)[0])
+        return signature.public_from_pem(folder.read(file, _LARGEST, trust.STRICT)[0])
     except ValueError as error:
         path = f"{folder.path}/{file}"
         raise Damaged(f"{path}: {error}{trust.MEND}rm {shlex.quote(path)}") from error
@@ -81,7 +82,8 @@ def trust_key(name: str, file: str) -> Key:
         if (known.name == name) != (known.public == key.public):
             what = f"{name!r} is key {known.id} already" if known.name == name else f"it is trusted as {known.name!r}"
             raise ArgumentError(f"key {key.id}: {what}", argument="name", hint=f"tlhub trust rm {known.name}")
-    home.write(home.make(home.config("trusted")), f"{name}.pub", signature.public_to_pem(key.public), 0o644)
+    folder = home.make(home.config("trusted"))
+    files.write_whole(f"{folder}/{name}.pub", signature.public_to_pem(key.public), 0o644)
     _trusted.cache_clear()  # two changes within a tick of the clock look like one
     return key
 
@@ -108,8 +110,8 @@ def generate(name: str) -> tuple[str, str]:
     if os.path.lexists(private):
         raise ArgumentError(f"{private} is there already", argument="name", hint=f"tlhub trust keygen {name}-2")
     pem, raw = signature.create()
-    home.write(folder, f"{name}.key", pem, 0o600)
-    home.write(folder, f"{name}.pub", signature.public_to_pem(raw), 0o644)
+    files.write_whole(private, pem, 0o600)
+    files.write_whole(public, signature.public_to_pem(raw), 0o644)
     return private, public
 
 

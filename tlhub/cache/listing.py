@@ -47,10 +47,9 @@ def check(listed: Sequence[Item]) -> Finding:
     text = f"{len(listed)} {'entry' if len(listed) == 1 else 'entries'}"
     if not reasons:
         return Finding("entries", True, text)
-    first, _, mend = reasons[0].partition(trust.MEND)
-    return Finding(
-        "entries", False, f"{text}, {len(reasons)} not served: {first}", mend or "tlhub cache verify --repair"
-    )
+    first, mend = trust.remedy(reasons[0])
+    text += f", {len(reasons)} not served: {first}"
+    return Finding("entries", False, text, mend or "tlhub cache verify --repair")
 
 
 def _below(root: str, below: str, depth: int, rule: trust.Policy, refused: str | None) -> Iterator[Item]:
@@ -82,7 +81,7 @@ def _item(root: str, below: str, rule: trust.Policy, refused: str | None) -> Ite
         if refused:
             raise Damaged(refused)
         manifest, info = glance(folder, rule)
-        if not below.startswith(key.parent(manifest.arch, manifest.kernel, manifest.problem_digest)):
+        if not below.startswith(manifest.parent):
             raise Damaged("it is in the folder of another problem")
     except Damaged as error:
         with os.scandir(folder) as found:

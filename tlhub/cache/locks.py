@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from tlhub.files import HOST
 from tlhub.specs import Finding
 
 try:
@@ -20,7 +21,6 @@ except ImportError:  # Windows: an open file keeps its folder from being renamed
     fcntl = None  # type: ignore[assignment]
 
 _OPEN = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
-_HOST = f" on {os.uname().nodename}" if hasattr(os, "uname") else ""
 _BUSY = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
 
 
@@ -157,7 +157,7 @@ def _sign(path: str, mode: int) -> None:
     with contextlib.suppress(OSError):
         fd = os.open(_note(path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _OPEN, mode)
         try:
-            os.write(fd, f"process {os.getpid()}{_HOST}".encode())
+            os.write(fd, f"process {os.getpid()} on {HOST}".encode())
         finally:
             os.close(fd)
 

@@ -133,6 +133,16 @@ class Manifest:
         return Problem(self.kernel, self.kernel_revision, self.dims, self.dtypes, self.options)
 
     @property
+    def parent(self) -> str:
+        """The folder of the problem's entries below a store's root."""
+        return key.parent(self.arch, self.kernel, self.problem_digest)
+
+    @property
+    def folder(self) -> str:
+        """The folder of the entry below a root, in a store and in an archive."""
+        return key.folder(self.arch, self.kernel, self.problem_digest, self.build_digest)
+
+    @property
     def glibc(self) -> str:
         return self.platform.get("glibc", "")
 

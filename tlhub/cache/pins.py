@@ -1,4 +1,7 @@
-"""Pins: builds that nothing removes to make room. Each is a file of ``v1/.pins``, which the key names."""
+"""Pins of a cache: builds that nothing removes to make room. Each is a file of ``v1/.pins``, which the key names.
+
+Which build a lookup may get is another matter: ``tlhub.pins``.
+"""
 
 from __future__ import annotations
 

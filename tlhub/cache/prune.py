@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from tlhub import quantity
 from tlhub.cache import key, locks, trust
-from tlhub.cache.entry import MANIFEST, Damaged, Manifest
+from tlhub.cache.entry import MANIFEST, Manifest
 from tlhub.cache.paths import descend, move
 from tlhub.cache.pins import pinned
 from tlhub.cache.store import DAMAGED, LOCKS, STAGING, VERSION, Item, Store
@@ -48,15 +48,6 @@ class Removed:
     bytes: int
     spared: tuple[tuple[Item, str], ...] = ()
     staging: int = 0
-
-
-@dataclass(frozen=True)
-class Verified:
-    """What ``verify`` found: how many entries are whole, their bytes, and those that are not."""
-
-    count: int
-    bytes: int
-    damaged: tuple[Item, ...]
 
 
 def plan(
@@ -169,29 +160,6 @@ def clear(store: Store, items: Iterable[Item] | None = None) -> Removed:
     for item in store.entries() if items is None else items:
         found[item.manifest is not None and item.manifest.build_digest in digests].append(item)
     return remove(store, Plan(tuple((item, "cleared") for item in found[0]), (), pinned=tuple(found[1])))
-
-
-def verify(store: Store) -> Verified:
-    """Hash every byte of every entry again."""
-    count = size = 0
-    damaged: list[Item] = []
-    for item in store.entries():
-        reason = examine(store, item)
-        if reason:
-            damaged.append(item._replace(reason=reason))
-        else:
-            count, size = count + 1, size + item.size
-    return Verified(count, size, tuple(damaged))
-
-
-def examine(store: Store, item: Item) -> str | None:
-    """Return why not every byte of *item* is as it was published, or None."""
-    if item.reason is None:
-        try:
-            store.open(item).verify()
-        except Damaged as error:
-            return error.reason
-    return item.reason
 
 
 def meant(item: Item, arch: str | None, kernel: str | None) -> bool:

@@ -1,17 +1,27 @@
-"""Repair: what is damaged is moved away, into ``v1/.damaged``; nothing else moves it there, and nothing whole moves."""
+"""Repair: what is damaged is found, and moved into ``v1/.damaged``. Nothing else goes there, nothing whole moves."""
 
 from __future__ import annotations
 
 import os
 import stat
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from tlhub.cache import locks, prune, trust
-from tlhub.cache.entry import MANIFEST
+from tlhub.cache import locks, trust
+from tlhub.cache.entry import MANIFEST, Damaged
 from tlhub.cache.paths import descend, move
 from tlhub.cache.store import DAMAGED, Item, Store
 from tlhub.errors import CacheError
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What ``verify`` found: how many entries are whole, their bytes, and those that are not."""
+
+    count: int
+    bytes: int
+    damaged: tuple[Item, ...]
 
 
 class Repaired(NamedTuple):
@@ -21,8 +31,31 @@ class Repaired(NamedTuple):
     spared: tuple[tuple[Item, str], ...]
 
 
+def verify(store: Store) -> Verified:
+    """Hash every byte of every entry again."""
+    count = size = 0
+    damaged: list[Item] = []
+    for item in store.entries():
+        reason = examine(store, item)
+        if reason:
+            damaged.append(item._replace(reason=reason))
+        else:
+            count, size = count + 1, size + item.size
+    return Verified(count, size, tuple(damaged))
+
+
+def examine(store: Store, item: Item) -> str | None:
+    """Return why not every byte of *item* is as it was published, or None."""
+    if item.reason is None:
+        try:
+            store.open(item).verify()
+        except Damaged as error:
+            return error.reason
+    return item.reason
+
+
 def repair(store: Store, damaged: Iterable[Item]) -> Repaired:
-    """Move each of *damaged*, which ``prune.verify`` found, away, if it still is and nobody uses it.
+    """Move each of *damaged*, which ``verify`` found, away, if it still is and nobody uses it.
 
     One process at a time does so in a store, with an exclusive lock on each entry that it moves. What is only not
     trusted stays: a chmod mends it. Raises CacheError.
@@ -53,6 +86,6 @@ def _move_away(store: Store, item: Item) -> str:
     with descend(root, parts[:-1]) as (parent, at), locks.claim(f"{parent}/{parts[-1]}/{MANIFEST}"):
         info = os.lstat(parts[-1], dir_fd=at) if at is not None else os.lstat(f"{parent}/{parts[-1]}")
         # what stands there may be another's rebuild by now: only the lock makes sure what is looked at
-        if stat.S_ISDIR(info.st_mode) and prune.examine(store, item._replace(reason=None)) is None:
+        if stat.S_ISDIR(info.st_mode) and examine(store, item._replace(reason=None)) is None:
             raise CacheError("it is whole by now")
         return move(root, (parent, at), parts[-1], DAMAGED, f"{'-'.join(parts[1:])}-{os.urandom(3).hex()}")

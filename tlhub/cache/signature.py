@@ -16,9 +16,10 @@ import os
 import re
 from typing import TYPE_CHECKING, Any
 
-from tlhub.cache import home, key, trust
+from tlhub.cache import key, trust
 from tlhub.cache.entry import Damaged, Entry, Folder, Manifest
 from tlhub.errors import ArgumentError, CacheError
+from tlhub.files import write_whole
 
 if TYPE_CHECKING:
     from tlhub.cache.store import Store
@@ -178,9 +179,9 @@ def write(store: Store, manifest_digest: str, signer: str, signature: bytes) -> 
     try:
         refused = store.make(SIGNATURES)[1]
         if refused is None:
-            home.write(f"{store.root}/{SIGNATURES}", file_name(manifest_digest, signer), to_text(signature), 0o644)
+            write_whole(f"{store.root}/{SIGNATURES}/{file_name(manifest_digest, signer)}", to_text(signature), 0o644)
             return
     except OSError as error:
         refused = f"{store.root}: {error.strerror or error}"
-    text, _, command = refused.partition(trust.MEND)
-    raise CacheError(f"no signature can be kept there: {text}", hint=command or None)
+    text, hint = trust.remedy(refused)
+    raise CacheError(f"no signature can be kept there: {text}", hint=hint)

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from tlhub import files
 from tlhub.cache import locks
 from tlhub.cache.entry import Manifest
 from tlhub.cache.listing import VERSION
@@ -202,10 +203,7 @@ def _numbers(counts: Any) -> dict[str, float]:
 
 
 def _write_total(folder: str, counts: Counter[str], since: float | None, folded: list[str]) -> None:
-    path = f"{folder}/.{os.getpid()}-{os.urandom(6).hex()}"
-    with open(path, "x", encoding="utf-8") as file:
-        json.dump({"since": since, "counts": counts, "folded": folded}, file)
-    os.replace(path, f"{folder}/{TOTAL}")
+    files.write_whole(f"{folder}/{TOTAL}", json.dumps({"since": since, "counts": counts, "folded": folded}))
 
 
 def _names(folder: str) -> list[str]:

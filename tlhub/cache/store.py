@@ -34,6 +34,7 @@ DAMAGED = f"{VERSION}/.damaged"
 
 _DAY = 86400.0
 _TRIES = 4
+_ELSEWHERE = "export TLHUB_CACHE_DIR=/a/folder/that/you/can/write"
 
 
 class Skipped(NamedTuple):
@@ -124,8 +125,7 @@ class Store:
         if refused:
             raise Damaged(refused)
         entry = Entry.open(f"{self.root}/{item.folder}", self.name, rule)
-        manifest = entry.manifest
-        if below != key.parent(manifest.arch, manifest.kernel, manifest.problem_digest):
+        if below != entry.manifest.parent:
             raise Damaged("it is in the folder of another problem")
         return entry
 
@@ -175,19 +175,8 @@ class Store:
         return [] if refused else sorted(names), rule, refused
 
     def _walk(self, below: str) -> tuple[trust.Policy, str | None]:
-        """Return the policy in force, and why a folder from the root down to *below* is refused, or None."""
         assert self.root is not None
-        path, rule = self.root, self.policy
-        info = os.lstat(path)
-        if trust.declares_sharing(info):
-            rule = rule._replace(shared=True)
-        refused = trust.refusal_of_folder(path, info, rule)
-        for part in below.split("/") if below else ():
-            if refused:
-                break
-            path = f"{path}/{part}"
-            refused = trust.refusal_of_folder(path, os.lstat(path), rule)
-        return rule, refused
+        return trust.walk(self.root, below, self.policy)
 
     def check_readable(self) -> None:
         """Raise CacheError, with the remedy, if the folder is missing or not to be trusted: nothing in it is served."""
@@ -196,8 +185,8 @@ class Store:
         except OSError as error:
             reason = f"{self.root}: {error.strerror or error}"
         if reason:
-            text, _, command = reason.partition(trust.MEND)
-            raise CacheError(f"nothing is served from {self.name}: {text}", hint=command or None)
+            text, hint = trust.remedy(reason)
+            raise CacheError(f"nothing is served from {self.name}: {text}", hint=hint)
 
     # -- writing -----------------------------------------------------------------------------------
 
@@ -212,11 +201,11 @@ class Store:
             except OSError as error:
                 reason = f"{self.root}: {error.strerror or error}"
         if reason:
-            text, hint = _remedy(reason)
-            raise CacheError(f"the cache folder cannot be used: {text}", hint=hint)
+            text, hint = trust.remedy(reason)
+            raise CacheError(f"the cache folder cannot be used: {text}", hint=hint or _ELSEWHERE)
 
-    def stage(self, private: bool = False) -> Staged:
-        """Return a private folder, mode 0700, to build in; on the store's file system unless *private*.
+    def stage(self) -> Staged:
+        """Return a private folder, mode 0700, to build in, on the store's file system.
 
         Where the store cannot take it (a file in its place, read-only, full, not to be trusted) the folder
         is a temporary one, and what is published from it lives in memory. Raises CacheError if there is
@@ -224,7 +213,7 @@ class Store:
         """
         if not self.writable:
             raise CacheError(f"the store {self.name!r} is read-only: {self.root}")
-        reason = "it was built apart from the store" if private else self._prepare() or staging.no_room(str(self.root))
+        reason = self._prepare() or staging.no_room(str(self.root))
         if reason is None:
             try:
                 return self._staged()
@@ -267,8 +256,9 @@ class Store:
         if entry is None:
             entry = Entry(None, manifest, self.name, held=data)
             self._kept.setdefault(manifest.problem_digest, []).append(entry)
-            text, hint = _remedy(reason or "another writer's entry is damaged")
-            self.unkept = CacheError(f"kernels are not kept in {self.root}, only in memory: {text}", hint=hint)
+            text, hint = trust.remedy(reason or "another writer's entry is damaged")
+            text = f"kernels are not kept in {self.root}, only in memory: {text}"
+            self.unkept = CacheError(text, hint=hint or _ELSEWHERE)
             if self.root is not None and not self._warned:
                 self._warned = True
                 warnings.warn(str(self.unkept), RuntimeWarning, stacklevel=2)
@@ -307,7 +297,7 @@ class Store:
             return f"{self.root}: {error.strerror or error}"
 
     def make(self, below: str) -> tuple[trust.Policy, str | None]:
-        """Make the folder and those above it, as the umask says; return what ``_walk`` does."""
+        """Make the folder and those above it, as the umask says; return what ``trust.walk`` does."""
         path = self.root
         for part in below.split("/"):
             path = f"{path}/{part}"
@@ -329,12 +319,10 @@ class Store:
     def _place(self, staged: Staged, manifest: Manifest, data: dict[str, bytes]) -> Entry | None:
         """Rename the staged folder to its place; None if damaged entries hold every place. Raises OSError."""
         staging.seal(staged.path, manifest, self._mode())
-        parent = key.parent(manifest.arch, manifest.kernel, manifest.problem_digest)
-        names = key.folder(manifest.arch, manifest.kernel, manifest.problem_digest, manifest.build_digest)
         taken = 0
         for attempt in range(_TRIES):
-            final = f"{self.root}/{names}.{taken}" if taken else f"{self.root}/{names}"
-            rule, refused = self.make(parent)
+            final = f"{self.root}/{manifest.folder}" + (f".{taken}" if taken else "")
+            rule, refused = self.make(manifest.parent)
             if refused:
                 raise Damaged(refused)
             try:
@@ -363,9 +351,3 @@ class Store:
         except Damaged:
             return None
         return winner if winner.manifest.build_digest == manifest.build_digest else None
-
-
-def _remedy(reason: str) -> tuple[str, str]:
-    """Split a reason into what is wrong and a command that mends it."""
-    text, found, command = reason.partition(trust.MEND)
-    return text, command if found else "export TLHUB_CACHE_DIR=/a/folder/that/you/can/write"

@@ -1,4 +1,4 @@
-"""Trust: who may have written what is about to be loaded. Decisions are pure, ``refusal`` looks.
+"""Trust: who may have written what is about to be loaded. ``judge`` is pure, ``walk`` looks.
 
 An entry loads only if it and each folder up to the store's root belong to the user, to root or to an owner
 that the store's policy names, and none is world-writable without the sticky bit. Group-writable is allowed
@@ -25,6 +25,9 @@ class Policy(NamedTuple):
 
     shared: bool = False
     owners: frozenset[int] = frozenset()
+
+
+STRICT = Policy()
 
 
 def policy(shared: bool = False, owners: Iterable[int | str] = ()) -> Policy:
@@ -66,9 +69,29 @@ def refusal_of_folder(path: str, info: os.stat_result, rule: Policy) -> str | No
     return f"{path} is not a folder"
 
 
+def walk(root: str, below: str, rule: Policy) -> tuple[Policy, str | None]:
+    """Return the policy in force, and why a folder from *root* down to *below* is refused, or None. Raises OSError."""
+    path, info = root, os.lstat(root)
+    if declares_sharing(info):
+        rule = rule._replace(shared=True)
+    refused = refusal_of_folder(path, info, rule)
+    for part in below.split("/") if below else ():
+        if refused:
+            break
+        path = f"{path}/{part}"
+        refused = refusal_of_folder(path, os.lstat(path), rule)
+    return rule, refused
+
+
 def mendable(reason: str | None) -> bool:
     """Tell whether a reason is one of modes or owners: what it speaks of is whole, and a command mends it."""
     return reason is not None and f"{MEND}ch" in reason
+
+
+def remedy(reason: str) -> tuple[str, str | None]:
+    """Split a reason into what is wrong and the command that mends it, if there is one."""
+    text, _, command = reason.partition(MEND)
+    return text, command or None
 
 
 def declares_sharing(info: os.stat_result) -> bool:

@@ -14,6 +14,7 @@ import os
 import warnings
 from collections.abc import Callable
 
+from tlhub import files
 from tlhub.cache import home, keyring, signature, trust
 from tlhub.cache.entry import Damaged, Entry, Folder
 from tlhub.cache.manifest import Manifest
@@ -56,7 +57,7 @@ def check(entry: Entry, asked: str, read: Read) -> None:
         warnings.warn(f"{entry.folder or entry.store_name}: {reason}", RuntimeWarning, stacklevel=4)
 
 
-def vouching(manifest: Manifest, read: Read) -> str | None:
+def voucher(manifest: Manifest, read: Read) -> str | None:
     """Return the name of the trusted key that signed *manifest*, HERE for what this user built, or None.
 
     Raises CacheError where the list of keys is not to be trusted, or signatures cannot be verified.
@@ -76,7 +77,7 @@ def vouching(manifest: Manifest, read: Read) -> str | None:
 def refusal(manifest: Manifest, read: Read) -> str | None:
     """Return why nobody trusted vouches for *manifest*, or None. Never raises."""
     try:
-        if vouching(manifest, read):
+        if voucher(manifest, read):
             return None
         names = ", ".join(key.name for key in keyring.trusted().values())
         return f"nobody whom you trust signed it (you trust {names or 'no key'})"
@@ -101,7 +102,7 @@ def note(signer: str, digest: str) -> None:
             full = file.tell() > _MOST
         if full:  # what is forgotten is verified again
             lines = _notes(f"{folder}/{_NOTES}").split("\n")
-            home.write(folder, _NOTES, "\n".join(lines[len(lines) // 2 :]).encode(), 0o600)
+            files.write_whole(f"{folder}/{_NOTES}", "\n".join(lines[len(lines) // 2 :]), 0o600)
 
 
 def _noted() -> frozenset[str]:
@@ -123,8 +124,8 @@ def _notes(path: str) -> str:
     folder, name = os.path.split(path)
     try:
         with Folder(folder) as opened:
-            if trust.refusal_of_folder(folder, opened.info(), home.OWN):
+            if trust.refusal_of_folder(folder, opened.info(), trust.STRICT):
                 return ""
-            return opened.read(name, 2 * _MOST, home.OWN)[0].decode("ascii", "replace")
+            return opened.read(name, 2 * _MOST, trust.STRICT)[0].decode("ascii", "replace")
     except Damaged:
         return ""

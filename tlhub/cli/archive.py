@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from tlhub.cli import output
-from tlhub.cli.cache import check_kernel, count_entries, full_arch, items_of, user_store
 from tlhub.cli.command import FOUND_PROBLEMS, Command, json_option
+from tlhub.cli.entries import arch_option, check_kernel, count_entries, full_arch, items_of, kernel_option, user_store
 from tlhub.errors import CacheError
 from tlhub.quantity import size
 
@@ -18,23 +18,14 @@ if TYPE_CHECKING:
     from tlhub.cache.entry import Entry
     from tlhub.cache.manifest import Manifest
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def _filters(function: F) -> F:
-    """Give a command ``--arch --kernel --plugin``."""
-    for option in (
-        click.option("--plugin", metavar="P", help="Only entries of this plugin's schedules."),
-        click.option("--kernel", metavar="K", help="Only entries of this kernel."),
-        click.option("--arch", metavar="A", help="Only entries for this arch."),
-    ):
-        function = option(function)
-    return function
+_plugin_option = click.option("--plugin", metavar="P", help="Only entries of this plugin's schedules.")
 
 
 @click.command("export", cls=Command)
 @click.argument("file")
-@_filters
+@arch_option
+@kernel_option
+@_plugin_option
 @click.option("--from", "workload", metavar="FILE", help="Only what serves this workload, of whichever store.")
 @json_option
 def export(
@@ -64,7 +55,9 @@ def export(
 
 @click.command("import", cls=Command)
 @click.argument("file")
-@_filters
+@arch_option
+@kernel_option
+@_plugin_option
 @json_option
 def import_(file: str, arch: str | None, kernel: str | None, plugin: str | None, as_json: bool) -> None:
     """Add the entries of the archive FILE to the cache, after every byte of it was verified."""

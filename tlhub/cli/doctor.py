@@ -217,22 +217,11 @@ def _devices() -> Iterable[Check]:
 
 def _environment() -> Iterable[Check]:
     set_here = sorted(name for name in os.environ if name.startswith("TLHUB_"))
-    readers = {
-        "TLHUB_CACHE_SIZE": _cache_size,
-        "TLHUB_COMPILE": _compile_switch,
-        "TLHUB_DEVICE": _default_device,
-        "TLHUB_MATCH": _match_policy,
-        "TLHUB_NUM_THREADS": _threads,
-        "TLHUB_PINS": _pins,
-        "TLHUB_STORES": _site_stores,
-        "TLHUB_SIGNED": _signatures,
-        "TLHUB_DISABLE_PLUGINS": _disabled_plugins,
-    }
     good: list[str] = []
     for name in set_here:
         found: list[Check] = []
         try:
-            found += readers[name]() if name in readers and os.environ[name] else ()
+            found += _read(name) if os.environ[name] else ()
         except TlhubError as error:
             text = _first_line(error)
             found.append(Check("environment", "failed", text if name in text else f"{name}: {text}", error.hint))
@@ -251,47 +240,25 @@ def _environment() -> Iterable[Check]:
 # -- the variables, each through what reads it: it raises what a lookup would ----------------------
 
 
-def _cache_size() -> Iterable[Check]:
-    from tlhub.cache.upkeep import limit
+def _read(name: str) -> Iterable[Check]:
+    """Read a variable that is set. Raises what a lookup would."""
+    from tlhub import builds, catalog, devices, pins, stores
+    from tlhub.cache import upkeep
+    from tlhub.runtime import threads
 
-    limit()
-    return ()
-
-
-def _compile_switch() -> Iterable[Check]:
-    from tlhub.hub import may_compile
-
-    may_compile()
-    return ()
-
-
-def _default_device() -> Iterable[Check]:
-    from tlhub import catalog
-    from tlhub.devices import locate
-
-    locate(catalog.load())
-    return ()
-
-
-def _match_policy() -> Iterable[Check]:
-    from tlhub.stores import match_policy
-
-    match_policy()
-    return ()
-
-
-def _pins() -> Iterable[Check]:
-    from tlhub.pins import read
-
-    read(os.environ["TLHUB_PINS"])
-    return ()
-
-
-def _threads() -> Iterable[Check]:
-    from tlhub.runtime.threads import num_threads
-
-    num_threads()
-    return ()
+    lookups: dict[str, Callable[[], object]] = {
+        "TLHUB_CACHE_SIZE": upkeep.limit,
+        "TLHUB_COMPILE": builds.compiling_off,
+        "TLHUB_DEVICE": lambda: devices.locate(catalog.load()),
+        "TLHUB_MATCH": stores.match_policy,
+        "TLHUB_NUM_THREADS": threads.num_threads,
+        "TLHUB_PINS": lambda: pins.read(os.environ["TLHUB_PINS"]),
+    }
+    more = {"TLHUB_STORES": _site_stores, "TLHUB_SIGNED": _signatures, "TLHUB_DISABLE_PLUGINS": _disabled_plugins}
+    if name in lookups:
+        lookups[name]()
+    elif name in more:
+        yield from more[name]()
 
 
 def _site_stores() -> Iterable[Check]:

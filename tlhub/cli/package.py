@@ -9,8 +9,8 @@ import sys
 import click
 
 from tlhub.cli import output
-from tlhub.cli.cache import count_entries
 from tlhub.cli.command import FOUND_PROBLEMS, Command, Group, json_option
+from tlhub.cli.entries import count_entries
 from tlhub.quantity import size
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -48,7 +49,7 @@ def pin(workload: str | None, driver: int, path: str | None, **typed: Any) -> No
         output.write_json(document)
         return
     try:
-        files.write_whole(path, json.dumps(document, indent=2) + "\n")
+        files.write_whole(os.path.realpath(path), json.dumps(document, indent=2) + "\n")
     except OSError as error:
         raise ArgumentError(
             f"{path!r} cannot be written: {error.strerror}", argument="to", hint="--to pins.json"

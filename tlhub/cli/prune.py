@@ -10,19 +10,21 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tlhub.cli import output
-from tlhub.cli.cache import (
+from tlhub.cli.command import FOUND_PROBLEMS, Command, json_option
+from tlhub.cli.entries import (
+    arch_option,
     check_kernel,
     count_entries,
     find,
     full_arch,
     items_of,
+    kernel_option,
     key_of,
     name_of,
     root_of,
     usable,
     user_store,
 )
-from tlhub.cli.command import FOUND_PROBLEMS, Command, json_option
 from tlhub.errors import ArgumentError
 from tlhub.quantity import parse_age, parse_size, size
 
@@ -34,8 +36,8 @@ if TYPE_CHECKING:
 @click.command(cls=Command)
 @click.option("--older-than", metavar="AGE", help="Not used for so long: 30d, 12h, 90min.")
 @click.option("--max-size", metavar="SIZE", help="The least recently used, until the rest is of this size: 2GiB.")
-@click.option("--arch", metavar="A", help="Only entries for this arch.")
-@click.option("--kernel", metavar="K", help="Only entries of this kernel.")
+@arch_option
+@kernel_option
 @click.option("--stale", is_flag=True, help="Entries that nothing installed asks for any more, and damaged ones.")
 @click.option("--dry-run", is_flag=True, help="Remove nothing, say what would be.")
 @json_option
@@ -56,13 +58,14 @@ def prune(
     if all(c is None for c in chosen) and not stale:
         raise ArgumentError("prune needs to know what to remove", hint="tlhub cache prune --older-than 30d --dry-run")
     from tlhub.cache import prune as removal
+    from tlhub.cache import repair
     from tlhub.cache.pins import pinned
 
     store = user_store()
     items = items_of(store)
     check_kernel(kernel, items)
     if stale:  # an altered library shows only when every byte is read; what is damaged speaks for no kernel
-        damaged = {item.folder: item._replace(manifest=None) for item in removal.verify(store).damaged}
+        damaged = {item.folder: item._replace(manifest=None) for item in repair.verify(store).damaged}
         items = [damaged.get(item.folder, item) for item in items]
     plan = removal.plan(
         items,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from tlhub.cli import output
-from tlhub.cli.cache import check_kernel, count_entries, full_arch, items_of, root_of, user_store
 from tlhub.cli.command import FOUND_PROBLEMS, Command, Group, json_option
+from tlhub.cli.entries import check_kernel, count_entries, full_arch, items_of, root_of, user_store
 from tlhub.quantity import size
 
 if TYPE_CHECKING:
@@ -140,7 +140,6 @@ def ls(
 @json_option
 def verify(place: str, plain_http: bool, as_json: bool) -> None:
     """Read and hash everything that PLACE has; exits with 1 where something is altered."""
-    from tlhub.cache.archive import folder_of
     from tlhub.remote import reading
 
     registry = _registry(place, plain_http)
@@ -148,7 +147,7 @@ def verify(place: str, plain_http: bool, as_json: bool) -> None:
     wrong = []
     for shelf in shelves:
         for row, why in reading.verify(registry, shelf):
-            wrong.append((folder_of(row.manifest) if row else shelf.layer.digest, why))
+            wrong.append((row.manifest.folder if row else shelf.layer.digest, why))
     count = sum(len(shelf.front.rows) for shelf in shelves)
     if as_json:
         damaged = [{"entry": where, "reason": why} for where, why in wrong]

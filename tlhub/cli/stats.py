@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tlhub.cli import output
-from tlhub.cli.cache import items_of, root_of, user_store
 from tlhub.cli.command import Command, json_option
+from tlhub.cli.entries import items_of, root_of, user_store
 from tlhub.errors import ArgumentError
 from tlhub.quantity import age, size
 

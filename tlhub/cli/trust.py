@@ -5,31 +5,29 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
 from tlhub.cli import output
-from tlhub.cli.cache import check_kernel, count_entries, full_arch, items_of, name_of, root_of, user_store
 from tlhub.cli.command import FOUND_PROBLEMS, Command, Group, json_option
+from tlhub.cli.entries import (
+    arch_option,
+    check_kernel,
+    count_entries,
+    full_arch,
+    items_of,
+    kernel_option,
+    name_of,
+    root_of,
+    user_store,
+)
 
 if TYPE_CHECKING:
     from tlhub.cache.manifest import Manifest
     from tlhub.cache.store import Item, Store
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def _chosen_entries(function: F) -> F:
-    """Give a command ``[--store FOLDER] [--kernel K] [--arch A]``."""
-    for decorator in (
-        click.option("--arch", metavar="A", help="Only entries for this arch."),
-        click.option("--kernel", metavar="K", help="Only entries of this kernel."),
-        click.option("--store", metavar="FOLDER", help="The entries of this store, instead of the cache."),
-    ):
-        function = decorator(function)
-    return function
+_store_option = click.option("--store", metavar="FOLDER", help="The entries of this store, instead of the cache.")
 
 
 @click.group(cls=Group)
@@ -86,7 +84,9 @@ def keygen(name: str) -> None:
 
 @trust.command(cls=Command)
 @click.option("--key", required=True, metavar="NAME", help="A key of `trust keygen`, or a file with a private key.")
-@_chosen_entries
+@_store_option
+@kernel_option
+@arch_option
 @json_option
 def sign(key: str, store: str | None, kernel: str | None, arch: str | None, as_json: bool) -> None:
     """Sign entries, each of which is read and hashed first; exits with 1 where one is damaged."""
@@ -116,7 +116,9 @@ def sign(key: str, store: str | None, kernel: str | None, arch: str | None, as_j
 
 
 @trust.command(cls=Command)
-@_chosen_entries
+@_store_option
+@kernel_option
+@arch_option
 @json_option
 def check(store: str | None, kernel: str | None, arch: str | None, as_json: bool) -> None:
     """Say who vouches for each entry; exits with 1 where nobody does whom you trust."""
@@ -126,7 +128,7 @@ def check(store: str | None, kernel: str | None, arch: str | None, as_json: bool
     found: list[tuple[Item, Manifest, str | None]] = []
     for item in _meant(where, kernel, arch):
         if item.manifest is not None:  # a damaged one is never served
-            found.append((item, item.manifest, vouching.vouching(item.manifest, where.signature)))
+            found.append((item, item.manifest, vouching.voucher(item.manifest, where.signature)))
     if as_json:
         entries = [{"entry": i.folder, "key": m.build_digest, "vouched_for_by": who} for i, m, who in found]
         output.write_json({"path": where.root, "entries": entries})

@@ -7,8 +7,8 @@ import sys
 import click
 
 from tlhub.cli import output
-from tlhub.cli.cache import count_entries, items_of, user_store
 from tlhub.cli.command import FOUND_PROBLEMS, Command, json_option
+from tlhub.cli.entries import count_entries, items_of, user_store
 from tlhub.quantity import size
 
 
@@ -17,13 +17,13 @@ from tlhub.quantity import size
 @json_option
 def verify(mend: bool, as_json: bool) -> None:
     """Read and hash every entry; exits with 1 where one is damaged and stays where it is."""
-    from tlhub.cache import prune
-    from tlhub.cache.repair import DAMAGED, Repaired, repair
+    from tlhub.cache import repair
+    from tlhub.cache.store import DAMAGED
 
     store = user_store()
     items_of(store)
-    found = prune.verify(store)
-    done = repair(store, found.damaged) if mend and found.damaged else Repaired((), ())
+    found = repair.verify(store)
+    done = repair.repair(store, found.damaged) if mend and found.damaged else repair.Repaired((), ())
     if as_json:
         damaged = [{"entry": i.folder, "size": i.size, "reason": i.reason} for i in found.damaged]
         document = {"path": store.root, "whole": found.count, "size": found.bytes, "damaged": damaged}

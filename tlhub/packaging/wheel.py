@@ -10,7 +10,6 @@ import importlib.util
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,14 +19,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tlhub.cache.archive import folder_of
 from tlhub.cache.manifest import MANIFEST, Manifest
 from tlhub.catalog import Catalog
 from tlhub.errors import ArgumentError, BuildError, CacheError
 from tlhub.explanation import problem_json
+from tlhub.files import write_whole
+from tlhub.needs import need, requirement
 from tlhub.packaging.cover import Served
 from tlhub.plugins import CORE
-from tlhub.prebuilt import need, requirement
 from tlhub.specs import Need
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
@@ -169,7 +168,7 @@ def plan(served: Iterable[Served], catalog: Catalog, name: str | None = None, ve
     Raises ArgumentError, CacheError for a platform without a tag, and BuildError for entries that were built of other
     sources than those installed.
     """
-    served = sorted(served, key=lambda found: folder_of(found.entry.manifest))
+    served = sorted(served, key=lambda found: found.entry.manifest.folder)
     old = next((found for found in served if not found.current), None)
     if old:
         raise BuildError(
@@ -209,7 +208,7 @@ def write(package: Package, served: Iterable[Served], folder: str) -> str:
     with tempfile.TemporaryDirectory(prefix="tlhub-package-") as project:
         inside = Path(project, package.module)
         for manifest in package.manifests:
-            place = inside / "store" / folder_of(manifest)
+            place = inside / "store" / manifest.folder
             place.mkdir(parents=True)
             (place / MANIFEST).write_bytes(manifest.to_bytes())
             for member in manifest.members:
@@ -232,8 +231,7 @@ def _build(project: str, folder: str) -> str:
     path = os.path.join(folder, made.name)
     try:
         os.makedirs(folder, exist_ok=True)
-        shutil.copyfile(made, f"{path}.part")
-        os.replace(f"{path}.part", path)
+        write_whole(path, made.read_bytes())
     except OSError as error:
         raise CacheError(f"the wheel {path!r} cannot be written: {error.strerror or error}", hint="df -h .") from error
     return path

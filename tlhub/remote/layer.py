@@ -16,12 +16,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from tlhub.cache import signature
-from tlhub.cache.archive import folder_of, header
+from tlhub.cache.archive import END, header, padded
 from tlhub.cache.manifest import LARGEST_MANIFEST, MANIFEST, Damaged, Manifest
 
 LARGEST_FRONT = 256 << 20
-END = bytes(2 * tarfile.BLOCKSIZE)
 _BLOCK = tarfile.BLOCKSIZE
+
+Marks = Mapping[tuple[str, str], bytes]
+"""Signatures by the digest of the manifest and the id of the key."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +43,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Front:
-    """What a layer says of itself. ``signatures``: digest of a manifest and id of a key to the signature."""
+    """What a layer says of itself."""
 
     rows: tuple[Row, ...]
-    signatures: Mapping[tuple[str, str], bytes] = field(default_factory=dict)
+    signatures: Marks = field(default_factory=dict)
     size: int = 0
 
     @property
@@ -52,10 +54,10 @@ class Front:
         return (self.rows[-1].end if self.rows else self.size) + len(END)
 
 
-def plan(manifests: Iterable[Manifest], signatures: Mapping[tuple[str, str], bytes]) -> tuple[bytes, Front]:
+def plan(manifests: Iterable[Manifest], signatures: Marks) -> tuple[bytes, Front]:
     """Return the bytes of the front, and where the members have to be put behind it."""
-    ordered = sorted(manifests, key=folder_of)
-    files = [(f"{folder_of(m)}/{MANIFEST}", m.to_bytes()) for m in ordered]
+    ordered = sorted(manifests, key=lambda m: m.folder)
+    files = [(f"{m.folder}/{MANIFEST}", m.to_bytes()) for m in ordered]
     for (digest, signer), data in sorted(signatures.items()):
         files.append((f"{signature.SIGNATURES}/{signature.file_name(digest, signer)}", signature.to_text(data)))
     front = b"".join(header(name, len(data)) + padded(data) for name, data in files)
@@ -72,7 +74,7 @@ def read(data: bytes, arch: str) -> Front:
         position += _BLOCK + len(padded(content))
         if name.endswith(f"/{MANIFEST}"):
             manifest = Manifest.parse(content)
-            if manifest.arch != arch or name != f"{folder_of(manifest)}/{MANIFEST}":
+            if manifest.arch != arch or name != f"{manifest.folder}/{MANIFEST}":
                 raise Damaged(f"{name!r} is out of place in a layer for {arch}")
             manifests.append(manifest)
         else:
@@ -80,7 +82,7 @@ def read(data: bytes, arch: str) -> Front:
             if signed is None or found is None:
                 raise Damaged(f"{name!r} is neither a manifest nor a signature")
             signatures[signed[1], signed[2]] = found
-    folders = [folder_of(m) for m in manifests]
+    folders = [m.folder for m in manifests]
     if folders != sorted(set(folders)):
         raise Damaged("its entries are not in order")
     front = Front(tuple(_placed(manifests, len(data))), signatures, len(data))
@@ -89,12 +91,8 @@ def read(data: bytes, arch: str) -> Front:
     return front
 
 
-def padded(data: bytes) -> bytes:
-    return data + bytes(-len(data) % _BLOCK)
-
-
 def member_header(row: Row, name: str) -> bytes:
-    return header(f"{folder_of(row.manifest)}/{name}", row.manifest.members[name].size)
+    return header(f"{row.manifest.folder}/{name}", row.manifest.members[name].size)
 
 
 def sha256(data: bytes) -> str:

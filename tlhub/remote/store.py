@@ -11,13 +11,12 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from tlhub.cache import vouching
-from tlhub.cache.archive import folder_of
 from tlhub.cache.entry import Damaged, Entry
 from tlhub.cache.store import Found, Item, Skipped, Store
 from tlhub.errors import CacheError
 from tlhub.remote import reading, sync
 from tlhub.remote.artifact import Layer
-from tlhub.remote.layer import Row
+from tlhub.remote.layer import Marks, Row
 from tlhub.remote.reading import Shelf
 from tlhub.remote.reference import Reference
 from tlhub.remote.registry import Registry, Unsteady, check_online
@@ -55,7 +54,7 @@ class RemoteStore(Store):
         for known in self._archs.values():
             for _, row in (pair for found in known.rows.values() for pair in found):
                 files = len(row.manifest.members) + 1
-                yield Item(folder_of(row.manifest), row.manifest, None, row.end - row.start, files, 0.0)
+                yield Item(row.manifest.folder, row.manifest, None, row.end - row.start, files, 0.0)
 
     def vouch(self, entry: Entry) -> None:
         if self.wants_signatures and not entry.published:
@@ -64,7 +63,7 @@ class RemoteStore(Store):
     def signature(self, digest: str, signer: str) -> bytes | None:
         return next((k.marks[digest, signer] for k in self._archs.values() if (digest, signer) in k.marks), None)
 
-    def marks(self, arch: str) -> sync.Marks:
+    def marks(self, arch: str) -> Marks:
         """Return the signatures that lookups for *arch* have seen."""
         return self._archs[arch].marks if arch in self._archs else {}
 
@@ -111,7 +110,7 @@ class _Known(NamedTuple):
     """What the layers for an arch say: by problem digest the places of its entries, and signatures."""
 
     rows: dict[str, list[tuple[Layer, Row]]]
-    marks: sync.Marks
+    marks: Marks
 
     @classmethod
     def of(cls, shelves: tuple[Shelf, ...]) -> _Known:

@@ -7,22 +7,20 @@ import io
 import random
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from tlhub.cache import signature, vouching
-from tlhub.cache.archive import folder_of
+from tlhub.cache import archive, signature, vouching
 from tlhub.cache.entry import Damaged, Entry, Manifest
 from tlhub.cache.store import Store
 from tlhub.errors import ArgumentError, CacheError
 from tlhub.remote import artifact, layer, reading
 from tlhub.remote.artifact import Layer
+from tlhub.remote.layer import Marks
 from tlhub.remote.registry import Registry
 
 _ROUNDS = 12
 _SETTLE = 0.2  # seconds
-Marks = Mapping[tuple[str, str], bytes]
-"""Signatures by the digest of the manifest and the id of the key."""
 
 
 @dataclass
@@ -59,7 +57,7 @@ def push(registry: Registry, store: Store, entries: Iterable[Entry], *, replace:
         try:
             entry.verify()
         except Damaged as error:
-            done.refused.append((folder_of(manifest), error.reason))
+            done.refused.append((manifest.folder, error.reason))
             continue
         entry.hold()
         if manifest.build_digest not in known:
@@ -101,7 +99,7 @@ def pull(
             if wanted(row.manifest):
                 reason = unvouched(store, row.manifest, marks)
                 if reason:
-                    done.refused.append((folder_of(row.manifest), reason))
+                    done.refused.append((row.manifest.folder, reason))
                 elif find(store, row.manifest):
                     done.present += 1
                     keep_signatures(store, row.manifest, marks)
@@ -109,7 +107,7 @@ def pull(
                     missing.append(row)
         for got in reading.download(registry, shelf.layer, missing, store.stage):
             if got.wrong:
-                done.refused.append((folder_of(got.row.manifest), got.wrong))
+                done.refused.append((got.row.manifest.folder, got.wrong))
                 continue
             keep_signatures(store, got.row.manifest, marks)  # before it can be found
             if not store.publish(got.staged, got.row.manifest).published:
@@ -160,8 +158,8 @@ def _upload(registry: Registry, arch: str, entries: Sequence[Entry], marks: Mark
         for row in front.rows:
             for name, _, _ in row.members():
                 write(layer.member_header(row, name))
-                write(layer.padded(by_build[row.manifest.build_digest].read(name)))
-        write(layer.END)
+                write(archive.padded(by_build[row.manifest.build_digest].read(name)))
+        write(archive.END)
         made = Layer(arch, f"sha256:{digest.hexdigest()}", front.layer_size, layer.sha256(data), front.size)
         registry.put_blob(file, made.digest)
     return made

@@ -1,4 +1,4 @@
-"""Prebuilt stores and the versions that they were built with: which ranges they serve. Pure."""
+"""Needs: beside which versions of distributions a prebuilt store serves. Pure."""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tlhub.catalog import assemble
+from tlhub.needs import misfit, need, requirement
 from tlhub.plugins import Plugin
-from tlhub.prebuilt import misfit, need, requirement
 from tlhub.specs import Need, PrebuiltStore
 from tlhub.stores import chain
 
