@@ -101,7 +101,8 @@ def test_mistakes(wrong, tlhub, filled, tmp_path):
     assert "unknown kernel" in wrong("cache", "export", str(tmp_path / "x"), "--kernel", "gem")
     assert "unknown arch" in wrong("cache", "export", str(tmp_path / "x"), "--arch", "cpu:x86-64-v9")
     (tmp_path / "bad.toml").write_text(WORKLOAD.replace('"gemm"', '"gem"'))
-    assert "unknown kernel" in wrong("cache", "export", str(tmp_path / "x"), "--from", str(tmp_path / "bad.toml"))
+    said = wrong("cache", "export", str(tmp_path / "x"), "--from", str(tmp_path / "bad.toml"))
+    assert "bad.toml', problem 1: unknown kernel 'gem'" in said and "did you mean 'gemm'?" in said
     (tmp_path / "bad").write_bytes(b"no archive")
     done = tlhub("cache", "import", str(tmp_path / "bad"))
     assert done.code == 1 and "is refused" in done.stderr and "hint: sha256sum" in done.stderr

@@ -187,13 +187,11 @@ def _problems(workload: str) -> Callable[[Manifest], bool]:
     from tlhub import catalog
     from tlhub.cache.key import problem_digest
     from tlhub.problem import make, patterns
-    from tlhub.workload import Mistake, read
+    from tlhub.workload import whole
 
     known = catalog.load()
     asked = []
-    for item in read(workload, known):
-        if isinstance(item, Mistake):
-            raise item.error
+    for item in whole(workload, known):
         kernel = known.kernel(item.kernel)
         problem = make(kernel, item.shape, item.dtype, item.options)
         schedules = [s for s in known.schedules.get(item.kernel, ()) if item.schedule in (None, s.name)]
