@@ -61,10 +61,5 @@ def _user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Store:
-    return Store("source", tmp_path / "source")
-
-
-@pytest.fixture
 def target(tmp_path: Path) -> Store:
     return Store("target", tmp_path / "target")
