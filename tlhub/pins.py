@@ -61,7 +61,7 @@ def read(path: str) -> Mapping[tuple[str, str | None], str]:
         return {(pin["lookup"], pin["asked"]): str(pin["key"]) for pin in document["pins"]}
     except OSError as error:
         reason = f"cannot be read: {error.strerror}"
-    except (KeyError, TypeError):
+    except (KeyError, TypeError, RecursionError):
         reason = "holds no pins"
     except ValueError as error:  # of JSON and of UTF-8, too
         reason = f"holds no pins: {error}"

@@ -10,17 +10,18 @@ import functools
 import hashlib
 import json
 import os
-import sys
 import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from tlhub.cache import home
 from tlhub.files import write_whole
 from tlhub.specs import DeviceFacts
 
 LIFE = 7 * 86400.0
 """Seconds that a refusal is heeded."""
 
+_REFUSALS = "refusals"
 _LARGEST = 1 << 16  # bytes
 
 
@@ -36,23 +37,22 @@ class Refusal(NamedTuple):
 
 def why(key: str, facts: DeviceFacts) -> str | None:
     """Return why the device of *facts* does not take the build, or None where nothing is known against it."""
-    found = _known(_folder()).get((key, facts.model, facts.driver))
-    return found.reason if found and found.expires > time.time() else None
+    found = _known(home.state(_REFUSALS)).get((key, facts.model, facts.driver))
+    return found.reason if found and _heeded(found) else None
 
 
 def note(key: str, facts: DeviceFacts, reason: str) -> None:
     """Note that the device does not take the build; where that cannot be written, this process alone knows it."""
-    refusal, folder = Refusal(key, facts.model, facts.driver, reason, time.time() + LIFE), _folder()
+    refusal, folder = Refusal(key, facts.model, facts.driver, reason, time.time() + LIFE), home.state(_REFUSALS)
     _known(folder)[refusal[:3]] = refusal
     if folder:
         with contextlib.suppress(OSError):
-            os.makedirs(folder, mode=0o700, exist_ok=True)
-            write_whole(_path(folder, refusal), json.dumps(refusal._asdict()))
+            write_whole(_path(home.make(folder), refusal), json.dumps(refusal._asdict()))
 
 
 def withdraw(key: str, facts: DeviceFacts) -> None:
     """Take back what was noted of the build on the device."""
-    folder = _folder()
+    folder = home.state(_REFUSALS)
     refusal = _known(folder).pop((key, facts.model, facts.driver), None)
     if refusal and folder:
         with contextlib.suppress(OSError):
@@ -61,13 +61,12 @@ def withdraw(key: str, facts: DeviceFacts) -> None:
 
 def current() -> list[Refusal]:
     """Return the refusals that are heeded, the last one first."""
-    now = time.time()
-    return sorted((r for r in _read(_folder()) if r.expires > now), key=lambda r: -r.expires)
+    return sorted(filter(_heeded, _read(home.state(_REFUSALS))), key=lambda r: -r.expires)
 
 
 def clear() -> None:
     """Forget all refusals. Raises OSError."""
-    folder = _folder()
+    folder = home.state(_REFUSALS)
     for refusal in _read(folder):
         os.unlink(_path(str(folder), refusal))
     _known.cache_clear()
@@ -91,24 +90,20 @@ def _read(folder: str | None) -> Iterator[Refusal]:
     except OSError:
         return
     for name in sorted(names):
-        with contextlib.suppress(OSError, ValueError, TypeError), open(f"{folder}/{name}", "rb") as file:
+        with (
+            contextlib.suppress(OSError, ValueError, TypeError, RecursionError, OverflowError),
+            open(f"{folder}/{name}", "rb") as file,
+        ):
             found = Refusal(**json.loads(file.read(_LARGEST)))
             if name == os.path.basename(_path("", found)):
-                yield found._replace(driver=int(found.driver), reason=str(found.reason), expires=float(found.expires))
+                driver, expires = int(found.driver), float(found.expires)
+                yield Refusal(str(found.key), str(found.device), driver, str(found.reason), expires)
+
+
+def _heeded(refusal: Refusal) -> bool:
+    """Tell whether a refusal is of the last week: not of a time that a wrong clock once showed."""
+    return 0 < refusal.expires - time.time() < 2 * LIFE
 
 
 def _path(folder: str, refusal: Refusal) -> str:
     return f"{folder}/{hashlib.sha256(repr(refusal[:3]).encode()).hexdigest()[:32]}.json"
-
-
-def _folder() -> str | None:
-    """Return the folder of refusals, None where there is no home to have one in."""
-    if sys.platform in ("win32", "darwin"):
-        import platformdirs
-
-        return os.path.join(platformdirs.user_state_dir("tlhub", appauthor=False), "refusals")
-    # the XDG rule, as tlhub.stores has it for the cache
-    base, home = os.environ.get("XDG_STATE_HOME", "").strip(), os.environ.get("HOME", "")
-    if not os.path.isabs(base):
-        base = os.path.join(home, ".local", "state") if os.path.isabs(home) else ""
-    return os.path.join(base, "tlhub", "refusals") if base else None

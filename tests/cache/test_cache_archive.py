@@ -183,6 +183,12 @@ def test_the_error_names_the_file_and_what_is_wrong(lab: Lab) -> None:
             archive.verify(path)
 
 
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ArgumentError, match="only a file can be"):
+        archive.verify(str(tmp_path / "pipe"))
+
+
 def test_a_store_that_takes_nothing_is_an_error(lab: Lab, tmp_path: Path) -> None:
     for store in (Store("memory", None), Store("site", tmp_path / "site", "site", writable=False)):
         with pytest.raises(CacheError):

@@ -114,6 +114,8 @@ def test_names_of_members_are_plain(member: str) -> None:
         lambda f: f["covers"].update(M={"max": -1}),
         lambda f: f["covers"].update(M={"multiple": 0}),
         lambda f: f["covers"].update(M={"most": 1}),
+        lambda f: f["provenance"].update(seconds=float("inf")),
+        lambda f: f["resources"].update(x=float("nan")),
     ],
 )
 def test_strictness(change: Callable[[dict[str, Any]], None]) -> None:

@@ -86,6 +86,13 @@ def test_only_where_it_says_so_a_hit_is_copied_up(
     assert serves(stores.user_store())
 
 
+def test_copies_that_the_cache_does_not_trust_do_not_pile_up(tmp_path: Path) -> None:
+    site, cache = Store("site", tmp_path / "site"), Store("cache", tmp_path / "cache", signed="require")
+    entry = publish(site)
+    places = {made.folder for _ in range(3) if (made := copy(entry, cache))}
+    assert len(places) == len(lookup(cache).entries) == 1
+
+
 def test_a_copy_that_cannot_be_made_costs_nothing(
     cold_cache: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

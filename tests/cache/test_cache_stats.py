@@ -171,7 +171,21 @@ def test_zero_counts_from_nothing_also_for_who_runs_on(store: Store) -> None:
     assert stats.read(store).counts == {"misses": 2}
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"counts": 1}', '{"counts": {"x": "y"}, "since": null}', "\xff\n1\n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{",
+        '{"counts": 1}',
+        '{"counts": {"x": "y"}, "since": null}',
+        "\xff\n1\n",
+        "[" * 100_000,
+        '{"counts": {"x": 1e999}, "since": 1, "folded": []}',
+        '{"counts": {}, "since": "now", "folded": []}',
+        '{"counts": {"x": -1}, "since": 1, "folded": []}',
+    ],
+)
 def test_what_is_no_count_counts_nothing(store: Store, text: str) -> None:
     store.own(stats.STATS)
     for name in (stats.TOTAL, "1-x"):
@@ -179,6 +193,16 @@ def test_what_is_no_count_counts_nothing(store: Store, text: str) -> None:
     assert stats.read(store).counts == {}
     stats._fold(store, str(folder(store)))
     assert stats.read(store).counts == {}
+
+
+def test_what_is_no_file_of_counts_is_not_waited_for(store: Store, tmp_path: Path) -> None:
+    store.own(stats.STATS)
+    os.mkfifo(folder(store) / "1-pipe")
+    folder(store).joinpath("1-link").symlink_to("/dev/zero")
+    done = threading.Thread(target=stats.read, args=(store,), daemon=True)
+    done.start()
+    done.join(20)
+    assert not done.is_alive()
 
 
 def test_a_store_that_cannot_be_written_is_not_counted(store: Store, tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_the_rule(mode: int, owner: int, shared: bool, says: str | None) -> None
 
 
 def test_owners_by_name_and_number() -> None:
-    assert trust.policy(owners=["root", 7, "8", "no such user"]).owners == {0, 7, 8}
+    assert trust.policy(owners=["root", 7, "8", "no such user", "no\0name"]).owners == {0, 7, 8}
 
 
 def _places(store: Store) -> dict[str, Path]:

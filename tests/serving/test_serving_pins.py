@@ -112,6 +112,7 @@ def test_what_the_driver_there_does_not_run_is_not_pinned(two, cli):
         ("[]", "holds no pins"),
         ('{"format": 2, "pins": []}', "format 2"),
         ('{"format": 1, "pins": [{}]}', "holds no pins"),
+        ("[" * 100_000, "holds no pins"),
     ],
 )
 def test_a_file_that_is_none(two, tmp_path, monkeypatch, text, said):

@@ -14,6 +14,7 @@ import pytest
 
 import tlhub
 from tlhub import hub, refusals, runtime
+from tlhub.cache import home
 from tlhub.errors import ArgumentError, CacheError, DeviceError, NotPrebuilt
 
 pytestmark = pytest.mark.light
@@ -208,7 +209,29 @@ def test_the_command_lists_and_forgets(machine, cli):
     assert get().schedule == "best" and json.loads(cli("cache", "refusals", "--json").stdout)["refusals"] == []
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"key": 1}', '{"key": "x", "device": "d", "driver": "x"}', "\xff"])
+def test_a_wrong_clock_refuses_nothing_for_years(machine, monkeypatch):
+    facts = tlhub.explain("gemm", SIZE, "float32", device="cpu").place.facts
+    with monkeypatch.context() as patch:
+        patch.setattr(refusals.time, "time", lambda: 4e9)
+        refusals.note("k", facts, "it does not load")
+        assert refusals.why("k", facts)
+    next_process()
+    assert refusals.why("k", facts) is None and refusals.current() == []
+
+
+def test_what_it_notes_leaves_the_state_folder_trusted(machine):
+    before = os.umask(0o002)
+    try:
+        refusals.note("k", tlhub.explain("gemm", SIZE, "float32", device="cpu").place.facts, "it does not load")
+    finally:
+        os.umask(before)
+    folder = Path(os.environ["XDG_STATE_HOME"]) / "tlhub"
+    assert home.make(str(folder)) and (folder / "refusals").is_dir()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "[" * 100_000, '{"key": 1}', '{"key": "x", "device": "d", "driver": "x"}', "\xff"]
+)
 def test_notes_that_are_none_are_passed_over(machine, text):
     folder = Path(os.environ["XDG_STATE_HOME"]) / "tlhub" / "refusals"
     folder.mkdir(parents=True)

@@ -14,6 +14,7 @@ import hashlib
 import importlib
 import os
 import shlex
+import stat
 import sys
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
@@ -259,6 +260,8 @@ def _reading(path: str) -> Iterator[BinaryIO]:
     """Open an archive. What it is not becomes a CacheError that names the file."""
     zstd = _zstd()
     try:
+        if not stat.S_ISREG(mode := os.stat(path).st_mode) and not stat.S_ISDIR(mode):
+            raise ValueError("it is read twice, and only a file can be")
         file = open(path, "rb")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -263,7 +264,8 @@ def _mapping(*kinds: type) -> Callable[[str, Any], Any]:
         if type(value) is not dict:
             raise ValueError(f"{name} is no mapping")
         for item in value.values():
-            if type(item) not in kinds:
+            # 1e999 is a number of JSON, and infinity is none
+            if type(item) not in kinds or (type(item) is float and not math.isfinite(item)):
                 raise ValueError(f"{name} has {item!r}")
         return value
 

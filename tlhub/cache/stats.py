@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from tlhub import files
 from tlhub.cache import locks
-from tlhub.cache.entry import Manifest
+from tlhub.cache.entry import Folder, Manifest
 from tlhub.cache.listing import VERSION
 from tlhub.cache.store import Store
 from tlhub.errors import BuildError, CacheError, NotPrebuilt, TlhubError
@@ -29,6 +29,8 @@ TOTAL = "total.json"
 
 _MANY = 64  # files; then whoever makes another one folds those of the dead
 _DAY = 86400.0
+_LARGEST = 16 << 20  # bytes of a file
+_NO_COUNTS = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 
 
 class Stats(NamedTuple):
@@ -115,7 +117,7 @@ def read(store: Store) -> Stats:
     total, since, folded = _total(folder)
     for name in _names(folder):
         if name not in folded:
-            counts, first = _lines(f"{folder}/{name}")
+            counts, first = _lines(folder, name)
             total.update(counts)
             since = min(filter(None, (since, first)), default=None)
     return Stats(total, since)
@@ -161,7 +163,7 @@ def _fold(store: Store, folder: str) -> None:
         names = [name for name in _names(folder) if name in folded or _dead(f"{folder}/{name}")]
         for name in names:
             if name not in folded:
-                counts, first = _lines(f"{folder}/{name}")
+                counts, first = _lines(folder, name)
                 total.update(counts)
                 since = min(filter(None, (since, first)), default=None)
         _write_total(folder, total, since, names)
@@ -179,27 +181,40 @@ def _dead(path: str) -> bool:
 
 def _total(folder: str) -> tuple[Counter[str], float | None, frozenset[str]]:
     """Return the counts that were folded, since when, and the names of the files that they are of."""
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
-        with open(f"{folder}/{TOTAL}", encoding="utf-8") as file:
-            found = json.load(file)
-        return Counter(_numbers(found["counts"])), found["since"], frozenset(found["folded"])
+    with contextlib.suppress(*_NO_COUNTS):
+        found = json.loads(_text(folder, TOTAL))
+        return Counter(_numbers(found["counts"])), _number(found["since"] or 0) or None, frozenset(found["folded"])
     return Counter(), None, frozenset()
 
 
-def _lines(path: str) -> tuple[Counter[str], float | None]:
+def _lines(folder: str, name: str) -> tuple[Counter[str], float | None]:
     """Return the counts of one file, and since when; a line that is torn counts nothing."""
     counts, since = Counter[str](), None
-    with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
-        for line in file:
-            with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
-                found = json.loads(line)
-                counts.update(_numbers(found["counts"]))
-                since = min(filter(None, (since, float(found["since"]))), default=None)
+    for line in _text(folder, name).split("\n"):
+        with contextlib.suppress(*_NO_COUNTS):
+            found = json.loads(line)
+            first, more = _number(found["since"]), _numbers(found["counts"])
+            counts.update(more)
+            since = min(filter(None, (since, first)), default=None)
     return counts, since
 
 
+def _text(folder: str, name: str) -> str:
+    """Return what a file holds, "" for what is no file of a sensible size: a pipe would never end."""
+    with contextlib.suppress(OSError), Folder(folder) as opened:
+        return opened.read(name, _LARGEST, None)[0].decode("utf-8", "replace")
+    return ""
+
+
 def _numbers(counts: Any) -> dict[str, float]:
-    return {str(name): amount for name, amount in counts.items() if type(amount) in (int, float)}
+    return {str(name): _number(amount) for name, amount in counts.items() if type(amount) in (int, float)}
+
+
+def _number(value: Any) -> Any:
+    """Return *value*, a number to count with. Raises ValueError and TypeError."""
+    if not 0 <= value < 1 << 53:  # NaN is not
+        raise ValueError(value)
+    return value
 
 
 def _write_total(folder: str, counts: Counter[str], since: float | None, folded: list[str]) -> None:

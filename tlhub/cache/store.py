@@ -345,7 +345,8 @@ class Store:
         """Return the entry that another writer put there, if it is whole, of the same build, and vouched for."""
         try:
             winner = Entry.open(folder, self.name, rule)
-            self.vouch(winner)
+            if winner.manifest.sha256 != manifest.sha256:  # else it is the same to the last byte
+                self.vouch(winner)
             winner.verify()
             winner.prepare()
         except Damaged:

@@ -108,5 +108,5 @@ def _uid(owner: int | str) -> int | None:
         import pwd
 
         return pwd.getpwnam(owner).pw_uid
-    except (ImportError, KeyError):
+    except (ImportError, KeyError, ValueError):  # of a name that none could have
         return None
