@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -24,7 +23,7 @@ from tlhub.lookup import Lookup, ask, event
 from tlhub.problem import generalise, signature
 from tlhub.resolve import Candidate, Resolution
 from tlhub.specs import Problem
-from tlhub.stores import backfill, layers, user_store
+from tlhub.stores import layers, use, user_store
 
 if TYPE_CHECKING:
     from tlhub.runtime.kernel import CompiledKernel
@@ -264,9 +263,7 @@ def _stored(lookup: Lookup, resolution: Resolution, stores: Chain) -> Found | No
             f"{show_problem(lookup.problem)}: serving {names[hit.index]!r}, which is built; "
             f"{names[0]!r} ranks higher and is not: {build}"
         )
-    origin, hit = hit.origin, backfill(hit)
-    hit.store.touch(hit.entry, time.time())
-    return Found(lookup, hit, origin, resolution.candidates[hit.index])
+    return Found(lookup, use(hit), hit.origin, resolution.candidates[hit.index])
 
 
 def _unpinned(lookup: Lookup, resolution: Resolution, stores: Chain) -> NotPrebuilt:

@@ -65,8 +65,9 @@ def read(path: str) -> Mapping[tuple[str, str | None], str]:
         reason = "holds no pins"
     except ValueError as error:  # of JSON and of UTF-8, too
         reason = f"holds no pins: {error}"
+    to = "pins.json" if os.path.exists(path) else path  # what is something else is not to be written over
     raise ArgumentError(
         f"TLHUB_PINS names {path!r}, which {reason}",
         argument="TLHUB_PINS",
-        hint=f"tlhub pin --from workload.toml --to {shlex.quote(path)}",
+        hint=f"tlhub pin --from workload.toml --to {shlex.quote(to)}",
     )

@@ -13,6 +13,7 @@ import contextlib
 import functools
 import os
 import re
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -97,10 +98,15 @@ def remote_stores() -> tuple[Store, ...]:
     return _remotes(os.environ.get("TLHUB_STORES", ""))
 
 
-def backfill(hit: Hit) -> Hit:
-    """Return *hit* of a copy in the user's cache, where the layer that served it says so; else *hit* as it is."""
-    if not any(layer.backfill and layer.store is hit.store for layer in site_layers()):
-        return hit
+def use(hit: Hit) -> Hit:
+    """Return *hit* as it serves a look-up, noted as used: of a copy in the user's cache, where its layer says so."""
+    if any(layer.backfill and layer.store is hit.store for layer in site_layers()):
+        hit = _backfill(hit)
+    hit.store.touch(hit.entry, time.time())
+    return hit
+
+
+def _backfill(hit: Hit) -> Hit:
     copied = None
     with contextlib.suppress(OSError):  # CacheError is one; the layer serves as before
         copied = copy(hit.entry, user_store())
@@ -196,7 +202,7 @@ def _match(text: str, where: str) -> str:
     near = did_you_mean(text, LOOSENESS)
     raise ArgumentError(
         f"{where} is {text!r}; allowed are {', '.join(LOOSENESS)}",
-        hint=f"export TLHUB_MATCH={near or 'revision'}" if where == "TLHUB_MATCH" else None,
+        hint=f"export TLHUB_MATCH={near or 'revision'}" if where == "TLHUB_MATCH" else f"match={near or 'revision'}",
     )
 
 
@@ -212,7 +218,7 @@ def _site(item: str) -> Layer:
         elif (word in ("write", "backfill") and not value) or (word, value) == ("read", "no"):
             access[word] = not value
         elif word == "match":
-            match = _match(value, f"the match of {path!r} in TLHUB_STORES")
+            match = _match(value, f"the word match of {path!r} in TLHUB_STORES")
         elif word == "signed":
             signed = _signed(value, path)
         else:
@@ -235,7 +241,7 @@ def _remote(item: str) -> Store:
         if word == "plain-http" and not value:
             plain = True
         elif word == "match":
-            match = _match(value, f"the match of {place!r} in TLHUB_STORES")
+            match = _match(value, f"the word match of {place!r} in TLHUB_STORES")
         elif word == "signed":
             signed = _signed(value, place)
         else:

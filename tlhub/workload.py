@@ -19,6 +19,7 @@ import os
 import re
 import shlex
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -90,7 +91,11 @@ def read(path: str, catalog: Catalog) -> tuple[Item | Mistake, ...]:
 
     Raises ArgumentError, which names the file, if it cannot be read or is no list of problems.
     """
-    if os.path.isdir(path) and (files := sorted(f for f in os.listdir(path) if f.endswith(".toml"))):
+    if os.path.isdir(path):
+        files = sorted(f for f in os.listdir(path) if f.endswith(".toml"))
+        if not files:
+            text = f"workload {path!r} cannot be read: it is a folder without files *.toml"
+            raise ArgumentError(text, argument="workload", hint=f"ls {shlex.quote(path)}")
         return tuple(item for file in files for item in read(os.path.join(path, file), catalog))
     try:
         with open(path, "rb") as file:
@@ -102,6 +107,14 @@ def read(path: str, catalog: Catalog) -> tuple[Item | Mistake, ...]:
         hint = f"printf '{_EXAMPLE}' > {file_name}" if missing else f"file {file_name}"
         raise ArgumentError(f"workload {path!r} cannot be read: {reason}", argument="workload", hint=hint) from error
     return parse(text, path, catalog)
+
+
+def whole(path: str, catalog: Catalog) -> Iterator[Item]:
+    """Iterate over the problems of *path*, all of which are needed: raises what is wrong with one, and says where."""
+    for item in read(path, catalog):
+        if isinstance(item, Mistake):
+            raise type(item.error)(f"{item.where}: {item.error.message}", hint=item.error.hint) from item.error
+        yield item
 
 
 def parse(text: str, path: str, catalog: Catalog) -> tuple[Item | Mistake, ...]:

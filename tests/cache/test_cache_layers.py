@@ -82,7 +82,7 @@ def test_only_where_it_says_so_a_hit_is_copied_up(
     for policy, origin in (("", "site"), ("?backfill", "cache")):
         monkeypatch.setenv("TLHUB_STORES", f"{site}{policy}")
         (layer,) = stores.site_layers()
-        assert stores.backfill(hit_of(layer.store)).origin == origin
+        assert stores.use(hit_of(layer.store)).origin == origin
     assert serves(stores.user_store())
 
 
@@ -100,7 +100,7 @@ def test_a_copy_that_cannot_be_made_costs_nothing(
     publish(Store("build", tmp_path / "site"))
     monkeypatch.setenv("TLHUB_STORES", f"{tmp_path / 'site'}?backfill")
     (layer,) = stores.site_layers()
-    assert stores.backfill(hit_of(layer.store)).store is layer.store
+    assert stores.use(hit_of(layer.store)).store is layer.store
 
 
 @pytest.fixture

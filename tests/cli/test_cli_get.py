@@ -11,6 +11,8 @@ import sys
 
 import pytest
 
+from tlhub.cache import stats
+
 GEMM = ("gemm", "1024,1024,1024", "--dtype", "float32")
 FIELDS = "kernel dims dtype dtypes options arch schedule config origin match entry key".split()
 
@@ -263,3 +265,14 @@ def test_listings_load_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_get_uses_what_it_finds_as_a_program_does(store, tlhub, tmp_path, monkeypatch):
+    monkeypatch.setenv("TLHUB_STORES", f"{store}?backfill")
+    monkeypatch.setenv("TLHUB_CACHE_DIR", str(tmp_path / "cold"))
+    look = ("get", "gemm", "8,8,8", "--dtype", "float32", "--json")
+    first, second = tlhub(*look).json, tlhub(*look).json
+    assert (first["origin"], second["origin"]) == ("site", "cache")
+    assert first["entry"] == second["entry"] and first["entry"].startswith(str(tmp_path / "cold"))
+    stats.flush()  # as at the end of a process
+    assert tlhub("cache", "stats", "--json").json["hits"] == {"cache": 1, "site": 1}

@@ -121,6 +121,7 @@ def test_a_file_without_problems(text):
 
 def test_files_that_cannot_be_read(tmp_path):
     (tmp_path / "latin.toml").write_bytes(b"\xff\xfe")
-    for path in (tmp_path / "none.toml", tmp_path, tmp_path / "latin.toml"):
+    (tmp_path / "empty").mkdir()
+    for path in (tmp_path / "none.toml", tmp_path, tmp_path / "empty", tmp_path / "latin.toml"):
         with pytest.raises(ArgumentError, match="cannot be read"):
             read(str(path), catalog.load())

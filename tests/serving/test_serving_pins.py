@@ -126,6 +126,14 @@ def test_a_file_that_is_none(two, tmp_path, monkeypatch, text, said):
     assert any(said.split(":")[0] in check.detail for check in doctor._environment())
 
 
+def test_no_hint_writes_over_what_is_no_file_of_pins(two, tmp_path, monkeypatch):
+    (tmp_path / "workload.toml").write_text("[[problem]]")
+    monkeypatch.setenv("TLHUB_PINS", str(tmp_path / "workload.toml"))
+    with pytest.raises(ArgumentError, match="holds no pins") as caught:
+        get()
+    assert caught.value.hint == "tlhub pin --from workload.toml --to pins.json"
+
+
 def test_a_place_that_cannot_be_written(two, cli, tmp_path):
     done = cli("pin", *PROBLEM, "--to", tmp_path / "none" / "pins.json")
     assert done.exit_code == 2 and "cannot be written: No such file" in done.stderr

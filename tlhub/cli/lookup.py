@@ -72,14 +72,19 @@ Found = tuple["Problem", dict[str, Any]]
 
 
 def _served(explanation: Explanation) -> Found | None:
-    """Return what the stores have for the lookup, or None."""
+    """Return what the stores have for the lookup, used as ``tlhub.get`` uses it but not loaded, or None."""
     served = explanation.served
     if served is None or served.hit is None:
         return None
-    hit, config = served.hit, dict(served.hit.entry.manifest.config)
+    from tlhub import stores
+    from tlhub.cache import stats
+
+    hit, origin = stores.use(served.hit), served.hit.origin
+    stats.found(stores.user_store(), origin, hit.entry.manifest)
+    config = dict(hit.entry.manifest.config)
     candidate = served.resolution.candidates[hit.index]
     place = {"arch": served.place.arch, "schedule": candidate.schedule.name, "config": config}
-    return explanation.problem, _document(explanation.problem, hit.entry, hit.origin, hit.match, **place)
+    return explanation.problem, _document(explanation.problem, hit.entry, origin, hit.match, **place)
 
 
 def _compiled(kernel: CompiledKernel) -> Found:

@@ -12,7 +12,6 @@ from tlhub.devices import canonical_arch
 from tlhub.errors import NotPrebuilt
 from tlhub.explanation import command
 from tlhub.specs import Schedule
-from tlhub.workload import Mistake
 
 _SHOWN = 5
 
@@ -26,9 +25,7 @@ def requests(path: str, archs: Sequence[str] = ()) -> list[dict[str, Any]]:
     known = catalog.load()
     everywhere: list[str | None] = [canonical_arch(known, arch)[1] for arch in archs]
     found: dict[str, dict[str, Any]] = {}
-    for item in workload.read(path, known):
-        if isinstance(item, Mistake):
-            raise item.error
+    for item in workload.whole(path, known):
         for arch in everywhere or [item.arch]:
             asked = {**item.request(), "arch": arch}
             found[repr(sorted(asked.items()))] = asked

@@ -52,7 +52,7 @@ class Registry:
             from tlhub.remote.client import Client
         except ImportError as error:
             message = "registries need the package 'oras', which is not installed"
-            raise CacheError(message, hint="pip install oras") from error
+            raise CacheError(message, hint="pip install 'tlhub-core[oci]'") from error
         self.reference, self.requests = reference, 0
         self._pauses = pauses
         self._base = f"{'http' if reference.plain else 'https'}://{reference.host}/v2/{reference.repository}"
