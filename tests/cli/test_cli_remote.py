@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "remote"))
-from cache_help import make_manifest, publish
 from registry_lab import Daemon, closed_port, find_registry
-from remote_help import content, fill
+from remote_help import content, fill, make_manifest, publish
 
 from tlhub import catalog
 from tlhub.cache.store import Store
@@ -59,6 +58,7 @@ def test_from_one_machine_to_another(tlhub, daemon, cache, tmp_path):
     done = tlhub("remote", "pull", place, "--arch", "cuda:sm_90a", "--json").json
     assert (done["entries"], done["present"], done["requests"]) == (2, 0, 3)
     assert tlhub("remote", "pull", f"{place}@{done['digest']}").stdout.startswith("3 entries pulled")
+    assert tlhub("remote", "ls", f"{place}@sha256:{'0' * 64}").stderr.endswith(f"hint: tlhub remote ls {place}\n")
     assert content(there) == content(here)
 
 
