@@ -37,14 +37,15 @@ def record(path: str | os.PathLike[str] | None) -> None:
     with a slash is one. Each distinct lookup is noted once, before it is answered. Raises ArgumentError.
     """
     global _destination
+    hint = 'tlhub.record("workload.toml")'
+    if path is not None and not (isinstance(path, (str, os.PathLike)) and os.fspath(path)):
+        raise ArgumentError(f"cannot record to {path!r}: it is no path", argument="path", hint=hint)
     named = "" if path is None else os.path.abspath(path) + ("/" if os.fspath(path).endswith("/") else "")
     try:
         if named:
             os.makedirs(os.path.dirname(named), exist_ok=True)
     except OSError as error:
-        raise ArgumentError(
-            f"cannot record to {named!r}: {error.strerror}", argument="path", hint='tlhub.record("workload.toml")'
-        ) from error
+        raise ArgumentError(f"cannot record to {named!r}: {error.strerror}", argument="path", hint=hint) from error
     with _guard:
         _destination = named
         _pending[:] = _noted
@@ -89,6 +90,8 @@ def _add(path: str) -> None:
     text = ""
     with contextlib.suppress(FileNotFoundError), open(path, encoding="utf-8") as file:
         text = file.read()
+    if text.strip() and "[[problem]]" not in text:  # somebody's notes, which a rename would take away
+        raise ValueError("it is no workload")
     known = {f"{table.strip()}\n" for table in text.split("\n\n")}
     tables = [show(Item(p.kernel, *typed(_noted[p, arch, name], p), arch, name)) for p, arch, name in _pending]
     new = [table for table in tables if table not in known]

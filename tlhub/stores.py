@@ -202,7 +202,7 @@ def _match(text: str, where: str) -> str:
     near = did_you_mean(text, LOOSENESS)
     raise ArgumentError(
         f"{where} is {text!r}; allowed are {', '.join(LOOSENESS)}",
-        hint=f"export TLHUB_MATCH={near or 'revision'}" if where == "TLHUB_MATCH" else None,
+        hint=f"export TLHUB_MATCH={near or 'revision'}" if where == "TLHUB_MATCH" else f"match={near or 'revision'}",
     )
 
 
@@ -218,7 +218,7 @@ def _site(item: str) -> Layer:
         elif (word in ("write", "backfill") and not value) or (word, value) == ("read", "no"):
             access[word] = not value
         elif word == "match":
-            match = _match(value, f"the match of {path!r} in TLHUB_STORES")
+            match = _match(value, f"the word match of {path!r} in TLHUB_STORES")
         elif word == "signed":
             signed = _signed(value, path)
         else:
@@ -241,7 +241,7 @@ def _remote(item: str) -> Store:
         if word == "plain-http" and not value:
             plain = True
         elif word == "match":
-            match = _match(value, f"the match of {place!r} in TLHUB_STORES")
+            match = _match(value, f"the word match of {place!r} in TLHUB_STORES")
         elif word == "signed":
             signed = _signed(value, place)
         else:

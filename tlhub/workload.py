@@ -110,7 +110,7 @@ def read(path: str, catalog: Catalog) -> tuple[Item | Mistake, ...]:
 
 
 def whole(path: str, catalog: Catalog) -> Iterator[Item]:
-    """Iterate over the problems of *path* for a use that has none of a part. Raises what is wrong with one."""
+    """Iterate over the problems of *path*, all of which are needed: raises what is wrong with one, and says where."""
     for item in read(path, catalog):
         if isinstance(item, Mistake):
             raise type(item.error)(f"{item.where}: {item.error.message}", hint=item.error.hint) from item.error

@@ -116,6 +116,16 @@ def test_a_reader_during_clear_sees_whole_entries_or_none(store: Store) -> None:
     assert not errors and min(seen) > 0
 
 
+def test_what_was_in_the_way_and_is_pruned_is_in_nobodys_way(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(store)
+
+    def pruned_meanwhile(*_: object) -> None:
+        prune.clear(store)
+
+    monkeypatch.setattr(store, "_winner", pruned_meanwhile)
+    assert publish(store).published and serves(store)
+
+
 def test_a_real_limit_of_file_size(store: Store) -> None:
     """The manifest does not fit: the kernel is served, and nothing half-written is to be seen."""
     assert len(make_manifest().to_bytes()) > 600 > max(map(len, MEMBERS.values()))

@@ -190,11 +190,12 @@ def test_without_cryptography_a_signature_is_a_reason_and_a_hint(
 ) -> None:
     entry = publish(strict)
     sign(strict, entry, trust_new())
-    monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.asymmetric", None)
+    for module in ("cryptography.hazmat.primitives", "cryptography.hazmat.primitives.asymmetric"):
+        monkeypatch.setitem(sys.modules, module, None)
     assert "need the package 'cryptography'" in find(strict)[1]
     with pytest.raises(CacheError) as caught:
         signature.create()
-    assert caught.value.hint == "pip install cryptography"
+    assert caught.value.hint == "pip install 'tlhub-core[trust]'"
 
 
 def test_notes_do_not_grow_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,8 +68,9 @@ def test_documents_and_filters(tlhub, filled, tmp_path, monkeypatch):
     assert dtypes(document["entries"]) == ["float32", "float64"]
     monkeypatch.setenv("TLHUB_CACHE_DIR", str(tmp_path / "there"))
     arch = devices.locate(catalog.load(), "cpu").arch
-    assert tlhub("cache", "import", file, "--arch", "cpu:x86-64-v2", "--json").json["added"] == []
-    assert tlhub("cache", "import", file, "--plugin", "other", "--json").json["added"] == []
+    for filters in (("--arch", "cpu:x86-64-v2"), ("--plugin", "other")):
+        done = tlhub("cache", "import", file, *filters, "--json")
+        assert done.code == 1 and "nothing to import" in done.stderr and done.stdout == ""
     document = tlhub("cache", "import", file, "--arch", arch, "--kernel", "gemm", "--json").json
     assert dtypes(document["added"]) == ["float32", "float64"] and document["present"] == []
     document = tlhub("cache", "import", file, "--json").json
@@ -84,7 +85,15 @@ def test_nothing_to_export(tlhub, filled, tmp_path):
     file = tmp_path / "x"
     done = tlhub("cache", "export", str(file), "--plugin", "other")
     assert done.code == 1 and "nothing to export" in done.stderr and "hint: tlhub cache ls" in done.stderr
-    assert not file.exists()
+    assert "by tlhub-core" in done.stderr and not file.exists()
+
+
+def test_nothing_to_import(tlhub, filled, tmp_path, monkeypatch):
+    file = str(tmp_path / "x")
+    assert tlhub("cache", "export", file).code == 0
+    monkeypatch.setenv("TLHUB_CACHE_DIR", str(tmp_path / "cold"))
+    done = tlhub("cache", "import", file, "--kernel", "gem")
+    assert done.code == 1 and "nothing to import" in done.stderr and "of gemm" in done.stderr
 
 
 def test_a_workload_that_is_not_built_is_not_exported(tlhub, workload, cold_cache, tmp_path):

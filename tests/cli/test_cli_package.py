@@ -204,6 +204,11 @@ def test_the_tag_is_of_the_platform_that_the_entries_need(served):
             tag(manifest(), manifest(**other))
 
 
+def test_a_file_is_no_folder_to_build_into(wrong, workload, cold_cache):
+    assert f"--into {workload!r} is no folder" in wrong("package", "build", "--from", workload, "--into", workload)
+    assert not os.path.exists(cold_cache)
+
+
 def test_without_hatchling_the_hint_installs_it(wrong, workload, cold_cache, monkeypatch):
     found = importlib.util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "hatchling" else found(name))

@@ -95,7 +95,7 @@ def test_what_is_typed_wrong(tlhub, wrong, cold_cache, people, tmp_path):
     assert "no PEM public key" in wrong("trust", "add", "x", str(tmp_path / "text"))
     assert "cannot be called" in wrong("trust", "keygen", "../x")
     assert "no trusted key 'x'" in wrong("trust", "rm", "x")
-    assert "hint: tlhub trust keygen NAME" in wrong("trust", "sign", "--key", "nobody")
+    assert "hint: tlhub trust keygen nobody" in wrong("trust", "sign", "--key", "nobody")
     assert "unknown kernel" in wrong("trust", "check", "--kernel", "gem")
     tlhub("trust", "keygen", "release")
     missing = tlhub("trust", "sign", "--key", "release", "--store", str(tmp_path / "missing"))

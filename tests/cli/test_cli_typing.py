@@ -126,6 +126,7 @@ def test_every_choice_survives_being_shown_and_typed():
         (("get", *GEMM, "--dtpye", "x"), ["no option '--dtpye'", "did you mean --dtype?"]),
         (("get", *GEMM, "surplus"), ["surplus"]),
         (("get",), ["KERNEL is missing", "tlhub get --help"]),
+        (("package", "build"), ["--from is missing", "tlhub package build --help"]),
         (("explain", "gemm", "-1,2,3", "--dtype", "float32"), ["dim M is -1"]),
         (
             ("bench", "gemm", "M,64,64", "--dtype", "float32"),

@@ -156,3 +156,14 @@ def test_keys_and_texts_that_need_quotes(tmp_path: Path) -> None:
     item = Item("gemm", {"M": 1, "N": 2, "K": 3}, "float32", {"odd name": 'a "b" \\ ü'}, "cpu:x86-64-v3")
     table = tomllib.loads(show(item))["problem"][0]
     assert table["options"] == item.options and table["shape"] == item.shape
+
+
+def test_what_is_no_path_and_no_workload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for wrong in (3, "", b"w.toml"):
+        with pytest.raises(ArgumentError, match="cannot record to .*: it is no path"):
+            tlhub.record(wrong)  # type: ignore[arg-type]
+    (tmp_path / "notes.txt").write_text("milk, bread\n")
+    monkeypatch.setenv("TLHUB_RECORD", f"{tmp_path}/notes.txt")
+    with pytest.warns(RuntimeWarning, match="not recorded in .*: it is no workload"):
+        ask(1, 2, 3)
+    assert (tmp_path / "notes.txt").read_text() == "milk, bread\n"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import socket
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -113,6 +115,41 @@ def test_a_registry_that_is_not_there_is_a_reason(cache: Store, monkeypatch: pyt
     monkeypatch.setattr(module, "_PAUSES", ())
     hit, why = find(Chain([cache, remote(f"oci://127.0.0.1:{closed_port()}/no/one:t", cache)]))
     assert hit is None and "Connection refused" in why
+
+
+def answering(*pieces: bytes, pause: float = 0.0) -> str:
+    """Return a place where whoever asks gets *pieces* one after the other, each after a while."""
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        while True:
+            connection, _ = server.accept()
+            with connection, contextlib.suppress(OSError):
+                for piece in pieces:
+                    time.sleep(pause)
+                    connection.sendall(piece)
+
+    threading.Thread(target=serve, daemon=True).start()
+    return f"oci://127.0.0.1:{server.getsockname()[1]}/no/one:t"
+
+
+@pytest.mark.parametrize("head", [b"HTTP/1.1 200 OK\r\nContent-Length: 999\r\n\r\n", b"HTTP/1.1 200 OK\r\n"])
+def test_a_registry_that_sends_a_byte_now_and_then_is_not_waited_for(
+    cache: Store, head: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_PATIENCE", 1.0)
+    began = time.monotonic()
+    hit, why = find(Chain([cache, remote(answering(head, *[b"x"] * 999, pause=0.1), cache)]))
+    assert hit is None and "is too slow" in why and time.monotonic() - began < 20
+
+
+def test_what_a_registry_says_does_nothing_to_a_terminal(cache: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PAUSES", ())
+    said = b'{"errors": [{"code": "X", "message": "\\u001b[31m\\nred"}]}'
+    answer = b"HTTP/1.1 400 No\r\nContent-Length: %d\r\n\r\n%b" % (len(said), said)
+    for text in (answer, b"\x1b[31m\n"):
+        hit, why = find(Chain([cache, remote(answering(text), cache)]))
+        assert hit is None and why and why.isprintable()
 
 
 def test_altered_members_are_a_miss(proxy: Proxy, source: Store, cache: Store) -> None:

@@ -74,7 +74,7 @@ def trust_key(name: str, file: str) -> Key:
         with open(file, "rb") as opened:
             key = Key(name, signature.public_from_pem(opened.read(_LARGEST)))
     except OSError as error:
-        raise _unreadable(f"public key {file!r}", error) from error
+        raise _unreadable(f"public key {file!r}", error, name) from error
     except ValueError as error:
         hint = f"openssl pkey -in {shlex.quote(file)} -pubout"
         raise ArgumentError(f"public key {file!r}: {error}", argument="file", hint=hint) from error
@@ -125,7 +125,7 @@ def signer(named: str) -> signature.Signer:
         with open(path, "rb") as file:
             mode, pem = stat.S_IMODE(os.fstat(file.fileno()).st_mode), file.read(_LARGEST)
     except OSError as error:
-        raise _unreadable(f"key {path!r}", error) from error
+        raise _unreadable(f"key {path!r}", error, named if _NAME.fullmatch(named) else "NAME") from error
     if trust.CHECKED and mode & 0o077:
         raise CacheError(f"key {path!r} (mode {mode:04o}) is open to others", hint=f"chmod 600 {shlex.quote(path)}")
     return signature.Signer(pem, path)
@@ -139,5 +139,5 @@ def check_name(name: str) -> None:
         raise ArgumentError(message, argument="name", hint="tlhub trust ls")
 
 
-def _unreadable(what: str, error: OSError) -> ArgumentError:
-    return ArgumentError(f"{what} cannot be read: {error.strerror}", argument="key", hint="tlhub trust keygen NAME")
+def _unreadable(what: str, error: OSError, name: str) -> ArgumentError:
+    return ArgumentError(f"{what} cannot be read: {error.strerror}", argument="key", hint=f"tlhub trust keygen {name}")

@@ -87,9 +87,9 @@ def to_text(signature: bytes) -> bytes:
 
 def create() -> tuple[bytes, bytes]:
     """Return a new private key (PEM, PKCS #8, not encrypted) and its public one (32 bytes)."""
+    private = _ed25519().Ed25519PrivateKey.generate()
     from cryptography.hazmat.primitives import serialization as s
 
-    private = _ed25519().Ed25519PrivateKey.generate()
     pem = private.private_bytes(s.Encoding.PEM, s.PrivateFormat.PKCS8, s.NoEncryption())
     return pem, private.public_key().public_bytes_raw()
 
@@ -139,7 +139,7 @@ def _ed25519() -> Any:
         from cryptography.hazmat.primitives.asymmetric import ed25519
     except ImportError as error:
         raise CacheError(
-            "signatures need the package 'cryptography', which is not installed", hint="pip install cryptography"
+            "signatures need the package 'cryptography', which is not installed", hint="pip install 'tlhub-core[trust]'"
         ) from error
     return ed25519
 

@@ -14,7 +14,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tlhub import files
@@ -114,13 +114,8 @@ def flush() -> None:
 def read(store: Store) -> Stats:
     """Return what all processes have written."""
     folder = f"{store.root}/{STATS}"
-    total, since, folded = _total(folder)
-    for name in _names(folder):
-        if name not in folded:
-            counts, first = _lines(folder, name)
-            total.update(counts)
-            since = min(filter(None, (since, first)), default=None)
-    return Stats(total, since)
+    total, folded = _total(folder)
+    return _sum([total, *(_lines(folder, name) for name in _names(folder) if name not in folded)])
 
 
 def zero(store: Store) -> None:
@@ -132,7 +127,7 @@ def zero(store: Store) -> None:
         try:
             folder = store.own(STATS)
             if folder is not None:
-                _write_total(folder, Counter(), time.time(), names := _names(folder))
+                _write_total(folder, Stats(Counter(), time.time()), names := _names(folder))
                 _remove(folder, names)
         except OSError as error:
             raise CacheError(f"{store.root}/{STATS}: {error.strerror or error}") from error
@@ -159,14 +154,10 @@ def _fold(store: Store, folder: str) -> None:
     with store.lock("stats", timeout=0) as lock:
         if lock.holder is not None:
             return
-        total, since, folded = _total(folder)
+        total, folded = _total(folder)
         names = [name for name in _names(folder) if name in folded or _dead(f"{folder}/{name}")]
-        for name in names:
-            if name not in folded:
-                counts, first = _lines(folder, name)
-                total.update(counts)
-                since = min(filter(None, (since, first)), default=None)
-        _write_total(folder, total, since, names)
+        new = [_lines(folder, name) for name in names if name not in folded]
+        _write_total(folder, _sum([total, *new]), names)
         _remove(folder, names)
 
 
@@ -179,24 +170,30 @@ def _dead(path: str) -> bool:
         return False
 
 
-def _total(folder: str) -> tuple[Counter[str], float | None, frozenset[str]]:
-    """Return the counts that were folded, since when, and the names of the files that they are of."""
+def _sum(parts: Sequence[Stats]) -> Stats:
+    counts = Counter[str]()
+    for part in parts:
+        counts.update(part.counts)
+    return Stats(counts, min((part.since for part in parts if part.since), default=None))
+
+
+def _total(folder: str) -> tuple[Stats, frozenset[str]]:
+    """Return what was folded, and the names of the files that it is of."""
     with contextlib.suppress(*_NO_COUNTS):
         found = json.loads(_text(folder, TOTAL))
-        return Counter(_numbers(found["counts"])), _number(found["since"] or 0) or None, frozenset(found["folded"])
-    return Counter(), None, frozenset()
+        since = _number(found["since"] or 0) or None
+        return Stats(Counter(_numbers(found["counts"])), since), frozenset(found["folded"])
+    return Stats(Counter(), None), frozenset()
 
 
-def _lines(folder: str, name: str) -> tuple[Counter[str], float | None]:
-    """Return the counts of one file, and since when; a line that is torn counts nothing."""
-    counts, since = Counter[str](), None
+def _lines(folder: str, name: str) -> Stats:
+    """Return what one file says; a line that is torn counts nothing."""
+    lines = []
     for line in _text(folder, name).split("\n"):
         with contextlib.suppress(*_NO_COUNTS):
             found = json.loads(line)
-            first, more = _number(found["since"]), _numbers(found["counts"])
-            counts.update(more)
-            since = min(filter(None, (since, first)), default=None)
-    return counts, since
+            lines.append(Stats(Counter(_numbers(found["counts"])), _number(found["since"])))
+    return _sum(lines)
 
 
 def _text(folder: str, name: str) -> str:
@@ -217,8 +214,8 @@ def _number(value: Any) -> Any:
     return value
 
 
-def _write_total(folder: str, counts: Counter[str], since: float | None, folded: list[str]) -> None:
-    files.write_whole(f"{folder}/{TOTAL}", json.dumps({"since": since, "counts": counts, "folded": folded}))
+def _write_total(folder: str, total: Stats, folded: list[str]) -> None:
+    files.write_whole(f"{folder}/{TOTAL}", json.dumps({**total._asdict(), "folded": folded}))
 
 
 def _names(folder: str) -> list[str]:

@@ -35,6 +35,7 @@ DAMAGED = f"{VERSION}/.damaged"
 _DAY = 86400.0
 _TRIES = 4
 _ELSEWHERE = "export TLHUB_CACHE_DIR=/a/folder/that/you/can/write"
+_PRUNED = (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST)  # the parent while it was empty, or what was in the way
 
 
 class Skipped(NamedTuple):
@@ -333,8 +334,8 @@ class Store:
                     return winner
                 if os.path.lexists(final):
                     taken += 1  # damaged, and not a writer's to delete: beside it
-                elif error.errno != errno.ENOENT or attempt + 1 == _TRIES:
-                    raise  # ENOENT: prune removed the parent while it was empty
+                elif error.errno not in _PRUNED or attempt + 1 == _TRIES:
+                    raise
                 continue
             staging.sync(os.path.dirname(final))
             held = {LIBRARY: data[LIBRARY]}

@@ -44,7 +44,8 @@ def check_policy(text: str, where: str) -> str:
     """Return *text* if it is one of POLICIES; else ArgumentError says *where* it stands."""
     if text in POLICIES:
         return text
-    hint = f"export TLHUB_SIGNED={did_you_mean(text, POLICIES) or 'require'}" if where == "TLHUB_SIGNED" else None
+    near = did_you_mean(text, POLICIES) or "require"
+    hint = f"export TLHUB_SIGNED={near}" if where == "TLHUB_SIGNED" else f"signed={near}"
     raise ArgumentError(f"{where} is {text!r}; allowed are {', '.join(POLICIES)}", hint=hint)
 
 

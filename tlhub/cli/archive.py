@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -41,7 +42,7 @@ def export(
     meant = _meant(None if workload else full_arch(arch), kernel, plugin)
     chosen = [entry for entry in found if meant(entry.manifest)]
     if not chosen:
-        raise CacheError(f"nothing to export: none of {count_entries(len(found))} is meant", hint="tlhub cache ls")
+        raise _nothing("export", [entry.manifest for entry in found], "tlhub cache ls")
     packed = archive.pack(chosen, file)
     for folder, reason in damaged:
         output.note(f"left out: {folder}: {reason}")
@@ -63,8 +64,16 @@ def import_(file: str, arch: str | None, kernel: str | None, plugin: str | None,
     """Add the entries of the archive FILE to the cache, after every byte of it was verified."""
     from tlhub.cache import archive
 
-    store = user_store()
-    done = archive.unpack(file, store, _meant(full_arch(arch), kernel, plugin))
+    store, meant = user_store(), _meant(full_arch(arch), kernel, plugin)
+    seen: list[Manifest] = []
+
+    def chosen(manifest: Manifest) -> bool:
+        seen.append(manifest)
+        return meant(manifest)
+
+    done = archive.unpack(file, store, chosen)
+    if not done.added and not done.present:
+        raise _nothing("import", seen, f"tlhub cache import {shlex.quote(file)}")
     if as_json:
         documents = {name: [_json(entry.manifest) for entry in entries] for name, entries in done._asdict().items()}
         output.write_json({"path": store.root, **documents})
@@ -108,6 +117,21 @@ def _meant(arch: str | None, kernel: str | None, plugin: str | None) -> Callable
         )
 
     return meant
+
+
+def _nothing(what: str, manifests: Sequence[Manifest], hint: str) -> CacheError:
+    """Return the error of filters that mean none of *manifests*: it says what there is."""
+    if not manifests:
+        return CacheError(f"nothing to {what}: there is no entry", hint=hint)
+    named = {
+        "for": {m.arch for m in manifests},
+        "of": {m.kernel for m in manifests},
+        "by": {str(m.provenance.get("plugin")) for m in manifests},
+    }
+    there = "; ".join(f"{word} {', '.join(sorted(names))}" for word, names in named.items())
+    return CacheError(
+        f"nothing to {what}: none of {count_entries(len(manifests))} is meant; they are {there}", hint=hint
+    )
 
 
 def _json(manifest: Manifest) -> dict[str, Any]:

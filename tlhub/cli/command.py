@@ -131,7 +131,8 @@ def _usage(error: click.UsageError) -> str:
         near = did_you_mean(error.option_name, error.possibilities or _options(error.ctx))
         return f"no option {error.option_name!r}\nhint: " + (f"did you mean {near}?" if near else f"{path} --help")
     if isinstance(error, click.MissingParameter) and error.param is not None:
-        text = f"{error.param.human_readable_name} is missing"
+        name = error.param.opts[0] if isinstance(error.param, click.Option) else error.param.human_readable_name
+        text = f"{name} is missing"
     else:
         text = error.format_message().rstrip(".")
         text = text[:1].lower() + text[1:]

@@ -11,6 +11,7 @@ import click
 from tlhub.cli import output
 from tlhub.cli.command import FOUND_PROBLEMS, Command, Group, json_option
 from tlhub.cli.entries import count_entries
+from tlhub.errors import ArgumentError
 from tlhub.quantity import size
 
 
@@ -39,6 +40,8 @@ def build(
     from tlhub.devices import locate
     from tlhub.packaging import cover, wheel
 
+    if os.path.lexists(into) and not os.path.isdir(into):
+        raise ArgumentError(f"--into {into!r} is no folder", argument="into", hint="--into wheels")
     asked = cover.requests(workload, archs)
     known = catalog.load()
     wheel.check(sorted({each["arch"] or locate(known).arch for each in asked}), name, version)

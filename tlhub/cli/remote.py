@@ -11,6 +11,7 @@ import click
 from tlhub.cli import output
 from tlhub.cli.command import FOUND_PROBLEMS, Command, Group, json_option
 from tlhub.cli.entries import check_kernel, count_entries, full_arch, items_of, root_of, user_store
+from tlhub.errors import CacheError
 from tlhub.quantity import size
 
 if TYPE_CHECKING:
@@ -90,7 +91,10 @@ def pull(
     store.check()
     wanted = _wanted(archs, kernel, workload)
     chosen = [arch for name in archs if (arch := full_arch(name))] or None
-    _report(sync.pull(registry, store, archs=chosen, wanted=wanted), registry, "pulled", as_json)
+    done = sync.pull(registry, store, archs=chosen, wanted=wanted)
+    if not (done.entries or done.present or done.refused):
+        raise CacheError(f"nothing to pull: no entry of {registry.reference} is meant", hint=f"tlhub remote ls {place}")
+    _report(done, registry, "pulled", as_json)
 
 
 @remote.command(cls=Command)

@@ -44,7 +44,9 @@ def shelves(registry: Registry, archs: Sequence[str] | None = None) -> tuple[str
     """
     data = registry.manifest()
     if data is None:
-        raise CacheError(f"there is no {registry.reference}", hint=f"tlhub remote push {registry.reference}")
+        command = "ls" if registry.reference.digest else "push"  # a state cannot be pushed; the tag may mean another
+        tag = registry.reference._replace(digest=None)
+        raise CacheError(f"there is no {registry.reference}", hint=f"tlhub remote {command} {tag}")
     return layer.sha256(data), open_shelves(registry, data, archs)
 
 

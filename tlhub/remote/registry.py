@@ -52,7 +52,7 @@ class Registry:
             from tlhub.remote.client import Client
         except ImportError as error:
             message = "registries need the package 'oras', which is not installed"
-            raise CacheError(message, hint="pip install oras") from error
+            raise CacheError(message, hint="pip install 'tlhub-core[oci]'") from error
         self.reference, self.requests = reference, 0
         self._pauses = pauses
         self._base = f"{'http' if reference.plain else 'https'}://{reference.host}/v2/{reference.repository}"
@@ -175,7 +175,7 @@ class Registry:
         with contextlib.suppress(Exception):  # whatever a registry says in place of its errors
             errors = response.json()["errors"]
             codes = {error["code"] for error in errors}
-            said = f": {errors[-1]['message'][:200]}"
+            said = f": {_printable(errors[-1]['message'])}"
         if code in _MAY_PASS or codes & _MAY_PASS_TOO:
             return Unsteady(f"{host} answers {code}{said}")
         return CacheError(f"{host} answers {code} to what {self.reference} needs{said}")
@@ -230,4 +230,10 @@ def _reason(error: BaseException) -> str:
             break
         error = inner
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return re.sub(r".*: \[Errno -?\d+\] |<[^>]*>: |HTTPS?Connection\([^)]*\): ", "", text)[:200] or type(error).__name__
+    text = re.sub(r".*: \[Errno -?\d+\] |<[^>]*>: |HTTPS?Connection\([^)]*\): ", "", text)
+    return _printable(text) or type(error).__name__
+
+
+def _printable(text: str) -> str:
+    """Return *text*, which whoever answers may have chosen, so that it does nothing to a terminal."""
+    return "".join(c if c.isprintable() else "?" for c in text[:200])

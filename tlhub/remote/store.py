@@ -6,9 +6,11 @@ those of the entry that serves. A registry that fails is left alone for a minute
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from concurrent.futures import Future, TimeoutError
+from typing import NamedTuple, TypeVar
 
 from tlhub.cache import vouching
 from tlhub.cache.entry import Damaged, Entry
@@ -24,6 +26,10 @@ from tlhub.remote.registry import Registry, Unsteady, check_online
 _FRESH, _SULK = 300.0, 60.0  # seconds
 _SILENCE, _PAUSES = 5.0, (0.2,)
 """A lookup waits less than a command does: it can build."""
+
+_PATIENCE, _SLOWEST = 30.0, 128 << 10  # seconds in all, and bytes a second of what is downloaded besides
+
+T = TypeVar("T")
 
 
 class RemoteStore(Store):
@@ -79,6 +85,25 @@ class RemoteStore(Store):
         """Return a connection of this lookup's own: none outlives a fork, or is shared by threads."""
         return Registry(self.reference, silence=_SILENCE, pauses=_PAUSES)
 
+    def within(self, seconds: float, work: Callable[[], T]) -> T:
+        """Return what *work* does, in a thread of its own. Raises Unsteady where that takes too long.
+
+        A byte now and then keeps any connection's time-out from coming.
+        """
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(work())
+            except BaseException as error:
+                future.set_exception(error)
+
+        threading.Thread(target=run, daemon=True).start()
+        try:
+            return future.result(seconds)
+        except TimeoutError:
+            raise Unsteady(f"{self.reference.host} is too slow: nothing whole in {seconds:.0f} s") from None
+
     def _known(self, arch: str) -> _Known:
         """Return what there is for *arch*. Raises CacheError."""
         check_online()
@@ -87,7 +112,7 @@ class RemoteStore(Store):
         if reason and now - when < _SULK:
             raise CacheError(reason)
         try:
-            return self._asked(arch, now)
+            return self.within(_PATIENCE, lambda: self._asked(arch, now))
         except CacheError as error:
             self.leave_alone(error)
             raise
@@ -135,7 +160,9 @@ class RemoteEntry(Entry):
         """Bring the entry into the cache, unless it is there. Raises Damaged."""
         if not self.published and not self._held:
             try:
-                found = sync.find(self._remote.cache(), self.manifest) or self._download()
+                seconds = _PATIENCE + (self._row.end - self._row.start) / _SLOWEST
+                found = sync.find(self._remote.cache(), self.manifest)
+                found = found or self._remote.within(seconds, self._download)
                 found.prepare()
             except OSError as error:  # CacheError is one
                 if isinstance(error, Unsteady):

@@ -69,7 +69,7 @@ def push(registry: Registry, store: Store, entries: Iterable[Entry], *, replace:
             unsent = {(manifest.sha256, signer): made for signer, made in found.items()}
             marks.setdefault(arch, {}).update({mark: made for mark, made in unsent.items() if mark not in signed})
     if not new and not done.present:
-        raise CacheError(f"there is nothing to push: no whole entry of {store.root} is meant", hint="tlhub cache ls")
+        raise CacheError(f"nothing to push: no whole entry of {store.root} is meant", hint="tlhub cache ls")
     mine = []
     for arch in sorted({*new, *(arch for arch, found in marks.items() if found)}):
         chosen = list(new.get(arch, {}).values())
