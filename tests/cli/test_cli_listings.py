@@ -106,6 +106,15 @@ def test_doctor(tlhub, monkeypatch):
     assert "TLHUB_CACHEDIR" in tlhub("doctor").stdout
 
 
+@pytest.fixture
+def imports_no_compiler(monkeypatch):
+    """What takes doctor seconds is left out."""
+    from tlhub.cli import doctor
+
+    monkeypatch.setattr(doctor, "_LOOKS", [look for look in doctor._LOOKS if look is not doctor._toolchains])
+
+
+@pytest.mark.usefixtures("imports_no_compiler")
 @pytest.mark.parametrize(
     ("name", "value", "state", "said", "hint"),
     [
@@ -126,6 +135,7 @@ def test_doctor_reads_each_variable_as_a_lookup_does(tlhub, monkeypatch, name, v
     assert not any(c["state"] == "ok" and name in c["detail"] for c in checks)
 
 
+@pytest.mark.usefixtures("imports_no_compiler")
 def test_doctor_tells_of_a_store_that_lookups_pass_over(tlhub, monkeypatch, tmp_path):
     good, bad = tmp_path / "good", tmp_path / "bad"
     good.mkdir(0o755)
@@ -137,12 +147,14 @@ def test_doctor_tells_of_a_store_that_lookups_pass_over(tlhub, monkeypatch, tmp_
     assert outcome.code == 1 and found == [("ok", None), ("failed", f"chmod go-w {bad}")]
 
 
+@pytest.mark.usefixtures("imports_no_compiler")
 def test_doctor_guesses_no_name_that_is_only_alike_in_its_prefix(tlhub, monkeypatch):
     monkeypatch.setenv("TLHUB_FOO", "1")
     (found,) = (c for c in tlhub("doctor", "--json").json["checks"] if "TLHUB_FOO" in c["detail"])
     assert found["state"] == "warning" and "did you mean" not in found["hint"]
 
 
+@pytest.mark.usefixtures("imports_no_compiler")
 def test_doctor_fails_for_a_cache_folder_that_is_a_file(tlhub, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TLHUB_CACHE_DIR", str(tmp_path / "file"))
