@@ -99,8 +99,9 @@ def flush() -> None:
     noted, since, _since = _noted[:], _since, time.time()
     del _noted[: len(noted)]
     again = _again()
-    if _last is not None and again:
-        noted.append((_last, "hits.memory", again - _before if again >= _before else again))
+    more = again - _before if again >= _before else again  # hub.forget() begins anew
+    if _last is not None and more:
+        noted.append((_last, "hits.memory", more))
         _before = again
     for store in {id(store): store for store, _, _ in noted}.values():
         counts: dict[str, float] = {}
