@@ -1,17 +1,19 @@
 """Processes killed at random moments while they change a store, and what every reader finds afterwards.
 
-    python benchmarks/kills.py [--kills 1000] [--seed 0]
+    python benchmarks/kills.py [--kills 1000] [--seed 0] [--registry HOST:PORT]
 
 Each round a child works on a store (``OPERATIONS``) until SIGKILL ends it, after a time drawn from no longer than its
 work takes. Then every entry that can be seen must be whole, every entry that the child said it had published must be
 there, those that prune has to keep too, and the next writer must succeed with nothing mended by hand. What is published
 is a few bytes, which no compiler made, and is not forced to the disk: that is for machines that die, not processes.
+With a registry that speaks plain HTTP (``docker-registry serve``, say) those who pull from it are killed too.
 Exits with 1 where a round went wrong.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import os
 import random
@@ -31,6 +33,9 @@ from tlhub.cache import archive, prune, repair
 from tlhub.cache.chain import this_host
 from tlhub.cache.entry import MANIFEST, Entry, Manifest
 from tlhub.cache.store import STAGING, Store
+from tlhub.remote import sync
+from tlhub.remote.reference import parse
+from tlhub.remote.registry import Registry
 from tlhub.specs import ABI, LIBRARY, Problem
 
 ARCH = "cpu:x86-64-v3"
@@ -97,6 +102,10 @@ def unpack(store: Store, tell: Tell) -> None:
     tell("\n".join(str(entry.folder) for entry in archive.unpack(f"{store.root}.tar.zst", store).added))
 
 
+def pull(place: str, store: Store, tell: Tell) -> None:
+    sync.pull(Registry(parse(place, plain=True)), store)
+
+
 OPERATIONS: dict[str, Callable[[Store, Tell], None]] = {
     "put": put,
     "prewarm": prewarm,
@@ -105,13 +114,25 @@ OPERATIONS: dict[str, Callable[[Store, Tell], None]] = {
 }
 
 
-def pack(store: Store) -> None:
-    """Make the archive that ``unpack`` is killed over, of entries that *store* does not have."""
+def others(store: Store) -> Store:
+    """Return a store of entries that *store* does not have."""
     source = Store("source", f"{store.root}-source")
     prune.clear(source)
     for number in range(12):
         publish(source, int.from_bytes(os.urandom(6), "big") + number)
+    return source
+
+
+def pack(store: Store) -> None:
+    """Make the archive that ``unpack`` is killed over."""
+    source = others(store)
     archive.pack(map(source.open, source.entries()), f"{store.root}.tar.zst")
+
+
+def push(place: str, store: Store) -> None:
+    """Put into the registry what ``pull`` is killed over."""
+    source = others(store)
+    sync.push(Registry(parse(place, plain=True)), source, map(source.open, source.entries()), replace=True)
 
 
 # -- one round ---------------------------------------------------------------------------------------------------------
@@ -148,22 +169,26 @@ def check(store: Store, expected: list[str]) -> None:
     assert entry.published and entry.read(LIBRARY) == b"library 0" * 200
 
 
-def rounds(root: str, kills: int, seed: int) -> Iterator[str]:
+def rounds(root: str, kills: int, seed: int, registry: str | None) -> Iterator[str]:
     """Kill *kills* children at work on the store *root*; yield the name of what each did. Raises AssertionError."""
+    place = f"oci://{registry}/kills:latest"
+    operations = {**OPERATIONS, **({"pull": functools.partial(pull, place)} if registry else {})}
     os.environ["TLHUB_CACHE_DIR"] = root
     os.fsync = lambda fd: None
     chance = random.Random(seed)
     store = Store("user", root)
     kept = [str(publish(store, number).folder) for number in range(4)]
     tlhub.explain("gemm", (8, 8, 8), "float32")  # what the children would import
-    names = list(OPERATIONS)
+    names = list(operations)
     for turn in range(kills):
         name = names[turn % len(names)]
         for number in range(100, 106) if name == "prune" else ():  # its prey
             os.utime(f"{publish(store, number).folder}/{MANIFEST}", (1e9, 1e9))
         if name == "import":
             pack(store)
-        told = killed(OPERATIONS[name], store, chance.uniform(0, 0.1))
+        if name == "pull":
+            push(place, store)
+        told = killed(operations[name], store, chance.uniform(0, 0.1))
         check(store, kept + told)
         if sum(1 for _ in store.entries()) > MOST:
             prune.clear(store)
@@ -177,11 +202,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--registry", metavar="HOST:PORT")
     options = parser.parse_args()
     started, done = time.monotonic(), Counter[str]()
     with tempfile.TemporaryDirectory() as folder:
         try:
-            for name in rounds(f"{folder}/store", options.kills, options.seed):
+            for name in rounds(f"{folder}/store", options.kills, options.seed, options.registry):
                 done[name] += 1
         except AssertionError as error:
             print(f"after {done.total()} kills: {error}", file=sys.stderr)
