@@ -8,6 +8,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 import cuda_lab
+from cuda_driver import driver
+
+__all__ = ["driver"]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -16,14 +19,6 @@ def _temporary_files(tmp_path_factory: pytest.TempPathFactory):
     before, tempfile.tempdir = tempfile.tempdir, str(tmp_path_factory.mktemp("temporary"))
     yield
     tempfile.tempdir = before
-
-
-@pytest.fixture(scope="session")
-def driver():
-    """A process with the fake driver, which remembers what was loaded."""
-    made = cuda_lab.Driver(cuda_lab.fake_driver())
-    yield made
-    made.close()
 
 
 @pytest.fixture

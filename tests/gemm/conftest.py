@@ -3,15 +3,7 @@
 import sys
 from pathlib import Path
 
-import pytest
-
 sys.path.insert(0, str(Path(__file__).parent.parent / "cuda"))
-import cuda_lab
+from cuda_driver import driver
 
-
-@pytest.fixture(scope="session")
-def driver():
-    """A process with the fake driver, which remembers what was loaded."""
-    made = cuda_lab.Driver(cuda_lab.fake_driver())
-    yield made
-    made.close()
+__all__ = ["driver"]

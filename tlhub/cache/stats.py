@@ -99,9 +99,10 @@ def flush() -> None:
     noted, since, _since = _noted[:], _since, time.time()
     del _noted[: len(noted)]
     again = _again()
-    more = again - _before if again >= _before else again  # hub.forget() begins anew
-    if _last is not None and more:
-        noted.append((_last, "hits.memory", more))
+    if again < _before:  # hub.forget() begins anew
+        _before = 0
+    if _last is not None and again > _before:
+        noted.append((_last, "hits.memory", again - _before))
         _before = again
     for store in {id(store): store for store, _, _ in noted}.values():
         counts: dict[str, float] = {}
