@@ -219,7 +219,7 @@ def test_a_full_disk_leaves_what_was_there(lab: Lab, tmp_path: Path, monkeypatch
 def test_without_the_library_the_hint_installs_it(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd", None)
     archive._zstd.cache_clear()
-    with contextlib.closing(io.BytesIO()), pytest.raises(ArgumentError) as caught:
+    with contextlib.closing(io.BytesIO()), pytest.raises(CacheError) as caught:
         archive.verify(str(lab.file))
     assert caught.value.hint == "pip install 'tlhub-core[archive]'"
     archive._zstd.cache_clear()

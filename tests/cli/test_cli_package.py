@@ -209,10 +209,11 @@ def test_a_file_is_no_folder_to_build_into(wrong, workload, cold_cache):
     assert not os.path.exists(cold_cache)
 
 
-def test_without_hatchling_the_hint_installs_it(wrong, workload, cold_cache, monkeypatch):
+def test_without_hatchling_the_hint_installs_it(tlhub, workload, cold_cache, monkeypatch):
     found = importlib.util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "hatchling" else found(name))
-    assert "hint: pip install 'tlhub-core[package]'" in wrong("package", "build", "--from", workload)
+    done = tlhub("package", "build", "--from", workload)
+    assert done.code == 1 and "hint: pip install 'tlhub-core[package]'" in done.stderr
     assert not os.path.exists(cold_cache)
 
 

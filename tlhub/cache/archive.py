@@ -60,8 +60,8 @@ class Refused(Exception):
 def pack(entries: Iterable[Entry], path: str) -> Packed:
     """Write the archive of *entries*, each build once, to the file *path*, which appears whole or not at all.
 
-    Raises Damaged for an entry that is not whole, CacheError where the file cannot be written, and ArgumentError
-    for what is no name of a file, and without a library for zstd.
+    Raises Damaged for an entry that is not whole, CacheError where the file cannot be written, and without a library
+    for zstd, and ArgumentError for what is no name of a file.
     """
     chosen = {entry.manifest.folder: entry for entry in entries}
     zstd = _zstd()
@@ -281,11 +281,11 @@ def _reading(path: str) -> Iterator[BinaryIO]:
 
 @functools.cache
 def _zstd() -> Any:
-    """Return the module of zstd. Raises ArgumentError where none is installed."""
+    """Return the module of zstd. Raises CacheError where none is installed."""
     name = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise ArgumentError(
+        raise CacheError(
             f"archives need a library for zstd: {error}", hint="pip install 'tlhub-core[archive]'"
         ) from error

@@ -150,7 +150,7 @@ def name_of(archs: Sequence[str], name: str | None = None) -> str:
 
 
 def check(archs: Sequence[str], name: str | None, version: str | None) -> None:
-    """Raise ArgumentError for what is wrong with a package before any of its kernels is built."""
+    """Raise ArgumentError for what is wrong with a package, BuildError without hatchling: before a kernel is built."""
     name_of(archs, name)
     if version is not None and not _VERSION.fullmatch(version):
         raise ArgumentError(
@@ -159,7 +159,7 @@ def check(archs: Sequence[str], name: str | None, version: str | None) -> None:
             hint="--version 1.0",
         )
     if importlib.util.find_spec("hatchling") is None:
-        raise ArgumentError("wheels are built by hatchling, which is missing", hint="pip install 'tlhub-core[package]'")
+        raise BuildError("wheels are built by hatchling, which is missing", hint="pip install 'tlhub-core[package]'")
 
 
 def plan(served: Iterable[Served], catalog: Catalog, name: str | None = None, version: str | None = None) -> Package:
