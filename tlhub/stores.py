@@ -131,13 +131,13 @@ def prebuilt_store(name: str, path: str) -> Store:
     """Return the store of a folder that an installed plugin brings.
 
     Its entries are trusted as the plugin's code is, whoever installed that: the folder's owner is named,
-    and a group may write; nobody needs to sign them. What everyone may write is refused here too.
+    and a group may write. What everyone may write is refused here too.
     """
     try:
         owners: tuple[int, ...] = (os.stat(path).st_uid,)
     except OSError:  # lookups will say what is wrong
         owners = ()
-    return Store(name, path, origin="prebuilt", writable=False, shared=True, owners=owners, signed="off")
+    return Store(name, path, origin="prebuilt", writable=False, shared=True, owners=owners)
 
 
 class Misfit(Store):

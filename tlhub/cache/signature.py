@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 SIGNATURES = f"v{key.FORMAT}/.signatures"
 """The folder below a store's root that holds them."""
 
-LENGTH = 64
-"""Bytes of a signature."""
+LENGTH, TEXT_LENGTH = 64, 89
+"""Bytes of a signature, and of the file that holds it."""
 
 NAME = re.compile(r"([0-9a-f]{64})\.([0-9a-f]{16})\.sig")
 """A signature's file: the digest of the manifest, the id of the key."""
@@ -159,19 +159,16 @@ def read(root: str, manifest_digest: str, signer: str) -> bytes | None:
 def find(root: str, manifest_digest: str) -> dict[str, bytes]:
     """Return every signature of a manifest in the store *root*, by the id of its key: not verified."""
     try:
-        names = [n for n in os.listdir(f"{root}/{SIGNATURES}") if n.startswith(manifest_digest)]
+        names = os.listdir(f"{root}/{SIGNATURES}")
     except OSError:
         return {}
-    signers = [found[2] for n in sorted(names) if (found := NAME.fullmatch(n))]
+    signers = [found[2] for n in sorted(names) if (found := NAME.fullmatch(n)) and found[1] == manifest_digest]
     return {s: data for s in signers if (data := read(root, manifest_digest, s)) is not None}
 
 
-def carry(entry: Entry, store: Store) -> None:
-    """Put the signatures that lie beside *entry* into *store* too. Raises CacheError."""
-    if entry.folder is not None:
-        root = entry.folder.rsplit("/", 5)[0]
-        for signer, signature in find(root, entry.manifest.sha256).items():
-            write(store, entry.manifest.sha256, signer, signature)
+def beside(entry: Entry) -> dict[str, bytes]:
+    """Return every signature that lies in the store of *entry*, by the id of its key: not verified."""
+    return {} if entry.folder is None else find(entry.folder.rsplit("/", 5)[0], entry.manifest.sha256)
 
 
 def write(store: Store, manifest_digest: str, signer: str, signature: bytes) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -32,7 +32,7 @@ _plugin_option = click.option("--plugin", metavar="P", help="Only entries of thi
 def export(
     file: str, arch: str | None, kernel: str | None, plugin: str | None, workload: str | None, as_json: bool
 ) -> None:
-    """Write entries to the archive FILE (tar, zstd): the same entries are the same bytes.
+    """Write entries, with their signatures, to the archive FILE (tar, zstd): the same entries are the same bytes.
 
     What is damaged is left out, and the exit code is 1.
     """
@@ -44,14 +44,13 @@ def export(
     if not chosen:
         raise _nothing("export", [entry.manifest for entry in found], "tlhub cache ls")
     packed = archive.pack(chosen, file)
-    for folder, reason in damaged:
-        output.note(f"left out: {folder}: {reason}")
+    damaged += packed.refused
     if as_json:
-        output.write_json({"file": file, "size": packed.size, "entries": [_json(m) for m in packed.manifests]})
+        entries = [_json(manifest) for manifest in packed.manifests]
+        output.write_json({"file": file, "size": packed.size, "entries": entries, "left_out": _reasons(damaged)})
     else:
         output.write(f"{count_entries(len(packed.manifests))} in {file}, {size(packed.size)}")
-    if damaged:
-        sys.exit(FOUND_PROBLEMS)
+    _exit_for("left out", damaged)
 
 
 @click.command("import", cls=Command)
@@ -61,7 +60,11 @@ def export(
 @_plugin_option
 @json_option
 def import_(file: str, arch: str | None, kernel: str | None, plugin: str | None, as_json: bool) -> None:
-    """Add the entries of the archive FILE to the cache, after every byte of it was verified."""
+    """Add the entries of the archive FILE to the cache, with their signatures, after every byte of it was verified.
+
+    What the cache would not serve for want of a signature is refused, and a signature that does not hold is left out;
+    the exit code then is 1.
+    """
     from tlhub.cache import archive
 
     store, meant = user_store(), _meant(full_arch(arch), kernel, plugin)
@@ -72,13 +75,27 @@ def import_(file: str, arch: str | None, kernel: str | None, plugin: str | None,
         return meant(manifest)
 
     done = archive.unpack(file, store, chosen)
-    if not done.added and not done.present:
+    if not any(done):
         raise _nothing("import", seen, f"tlhub cache import {shlex.quote(file)}")
     if as_json:
-        documents = {name: [_json(entry.manifest) for entry in entries] for name, entries in done._asdict().items()}
-        output.write_json({"path": store.root, **documents})
+        found = {"added": done.added, "present": done.present}
+        documents = {name: [_json(entry.manifest) for entry in entries] for name, entries in found.items()}
+        output.write_json({"path": store.root, **documents, "refused": _reasons(done.refused)})
     else:
         output.write(f"{count_entries(len(done.added))} added to {store.root}, {len(done.present)} there already")
+    _exit_for("refused", done.refused)
+
+
+def _reasons(found: Iterable[tuple[str, str]]) -> list[dict[str, str]]:
+    return [{"entry": folder, "reason": reason} for folder, reason in found]
+
+
+def _exit_for(what: str, found: Sequence[tuple[str, str]]) -> None:
+    """Say what of which entries is amiss, and exit, if anything is."""
+    for folder, reason in found:
+        output.note(f"{what}: {folder}: {reason}")
+    if found:
+        sys.exit(FOUND_PROBLEMS)
 
 
 def _kept(kernel: str | None) -> tuple[list[Entry], list[tuple[str, str]]]:
