@@ -11,7 +11,7 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 
 from tlhub import quantity
-from tlhub.cache import key, locks, trust
+from tlhub.cache import key, locks, orphans, trust
 from tlhub.cache.entry import MANIFEST, Manifest
 from tlhub.cache.paths import descend, move
 from tlhub.cache.pins import pinned
@@ -136,8 +136,9 @@ def remove(store: Store, plan: Plan) -> Removed:
     if plan.remove:
         with contextlib.suppress(OSError):  # what has no place to be renamed to is spared, with the reason
             store.make(STAGING)
+    signatures = orphans.listed(store.root) if plan.remove else {}
     for item, _ in plan.remove:
-        reason = _remove(store.root, item)
+        reason = _remove(store.root, item, signatures)
         if reason:
             spared.append((item, reason))
         else:
@@ -171,8 +172,8 @@ def meant(item: Item, arch: str | None, kernel: str | None) -> bool:
     return (arch is None or where == wanted[1]) and (kernel is None or what == wanted[2])
 
 
-def _remove(root: str, item: Item) -> str | None:
-    """Rename the thing away from its place, then delete it; return why it was spared, or None."""
+def _remove(root: str, item: Item, signatures: orphans.Files) -> str | None:
+    """Rename the thing away from its place, then delete it and its signatures; return why it was spared, or None."""
     parts = item.folder.split("/")
     if parts[0] != VERSION or not 2 <= len(parts) <= 5 or any(part in ("", ".", "..") for part in parts):
         return "it is not in the store"
@@ -187,6 +188,7 @@ def _remove(root: str, item: Item) -> str | None:
             else:
                 with locks.claim(f"{parent}/{name}/{MANIFEST}"):
                     away = move(root, (parent, at), name, STAGING, f"gone-{os.urandom(6).hex()}")
+                    orphans.drop(root, signatures, f"{parent}/{name}", away)
                 shutil.rmtree(away, ignore_errors=True)  # by descriptors: it follows no link
     except locks.InUse:
         return "it is in use"
