@@ -4,7 +4,7 @@
     <root>/v1/.staging/   folders being written, one a writer, each locked by it
     <root>/v1/.locks/     locks of keys
     <root>/v1/.damaged/   what repair moved away
-    <root>/v1/.pins/, .stats/, .tended   see the modules pins, stats and upkeep
+    <root>/v1/.keeps/, .stats/, .tended   see the modules keeps, stats and upkeep
 
 An entry appears whole, by one rename. What cannot be kept on disk is kept in memory, with one warning.
 """

@@ -1,4 +1,4 @@
-"""``cache prune`` and ``clear``: what goes, shown before it does; ``pin`` and ``unpin``: what never does."""
+"""``cache prune`` and ``clear``: what goes, shown before it does; ``keep`` and ``release``: what never does."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def prune(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Remove entries by age, size, arch, kernel or staleness, and damaged ones; those in use or pinned are spared.
+    """Remove entries by age, size, arch, kernel or staleness, and damaged ones; those in use or kept are spared.
 
     --arch and --kernel choose by themselves, and narrow what the others choose from.
     """
@@ -59,7 +59,7 @@ def prune(
         raise ArgumentError("prune needs to know what to remove", hint="tlhub cache prune --older-than 30d --dry-run")
     from tlhub.cache import prune as removal
     from tlhub.cache import repair
-    from tlhub.cache.pins import pinned
+    from tlhub.cache.keeps import kept
 
     store = user_store()
     items = items_of(store)
@@ -75,7 +75,7 @@ def prune(
         arch=full_arch(arch),
         kernel=kernel,
         stale=_staleness() if stale else None,
-        pins=pinned(store),
+        kept=kept(store),
     )
     removed = None if dry_run else removal.remove(store, plan)
     if as_json:
@@ -86,8 +86,8 @@ def prune(
         output.table(["entry", "kernel", "size", "why"], rows, right=["size"], whole=["entry"])
     if removed is None:
         output.note(f"{count_entries(len(plan.remove))}, {size(plan.bytes)} would be removed from {store.root}")
-        if plan.pinned:
-            output.note(f"{count_entries(len(plan.pinned))} would be spared: pinned")
+        if plan.spared:
+            output.note(f"{count_entries(len(plan.spared))} would be spared: kept")
     else:
         _say(removed, str(store.root))
 
@@ -96,7 +96,7 @@ def prune(
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
 def clear(yes: bool, as_json: bool) -> None:
-    """Remove every entry, after showing what that is and asking; those in use or pinned are spared."""
+    """Remove every entry, after showing what that is and asking; those in use or kept are spared."""
     from tlhub.cache import prune as removal
 
     store = user_store()
@@ -121,28 +121,28 @@ def clear(yes: bool, as_json: bool) -> None:
 
 @click.command(cls=Command)
 @click.argument("entries", nargs=-1, required=True, metavar="ENTRY..")
-def pin(entries: tuple[str, ...]) -> None:
-    """Keep each ENTRY, whatever prune and clear are told, until it is unpinned; it is named as for `cache info`."""
-    from tlhub.cache import pins
+def keep(entries: tuple[str, ...]) -> None:
+    """Keep each ENTRY, whatever prune and clear are told, until it is released; it is named as for `cache info`."""
+    from tlhub.cache import keeps
 
     store = user_store()
     found = [(item, usable(item)) for item in (find(store, entry) for entry in entries)]
     for item, manifest in found:
-        pins.pin(store, manifest)
-        output.note(f"pinned {name_of(item)}: {_what(item)}")
+        keeps.keep(store, manifest)
+        output.note(f"kept {name_of(item)}: {_what(item)}")
 
 
 @click.command(cls=Command)
 @click.argument("entries", nargs=-1, required=True, metavar="ENTRY..")
-def unpin(entries: tuple[str, ...]) -> None:
+def release(entries: tuple[str, ...]) -> None:
     """Let each ENTRY go again like any other."""
-    from tlhub.cache import pins
+    from tlhub.cache import keeps
 
     store = user_store()
     found = [(item, usable(item)) for item in (find(store, entry) for entry in entries)]
     for item, manifest in found:
-        pins.unpin(store, manifest)
-        output.note(f"unpinned {name_of(item)}: {_what(item)}")
+        keeps.release(store, manifest)
+        output.note(f"released {name_of(item)}: {_what(item)}")
 
 
 def _staleness() -> Callable[[Any], str | None]:
