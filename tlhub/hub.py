@@ -197,7 +197,7 @@ def _instead(lookup: Lookup, found: Found, error: TlhubError) -> CompiledKernel:
 def _explained(lookup: Lookup, *, compiling: bool) -> Explanation:
     resolution, stores = lookup.resolve(), lookup.stores()
     wanted = lookup.wanted(resolution)
-    hit, searched = lookup.find(stores, wanted)
+    hit, searched = lookup.find(stores, wanted, telling=True)
     nearest = partial(stores.nearest, lookup.place.arch, wanted)
     portable = None if hit else lookup.portable()
     otherwise = portable and _explained(portable, compiling=False)

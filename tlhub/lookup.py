@@ -90,8 +90,11 @@ class Lookup(NamedTuple):
         reason = refusals.why(manifest.build_digest, self.place.facts) if self.place.device else None
         return f"it was refused: {reason}" if reason else None
 
-    def find(self, stores: Chain, wanted: list[Wanted]) -> tuple[Hit | None, tuple[Searched, ...]]:
-        return stores.find(self.place.arch, wanted, here=self.deployed or self.place.device is not None)
+    def find(
+        self, stores: Chain, wanted: list[Wanted], *, telling: bool = False
+    ) -> tuple[Hit | None, tuple[Searched, ...]]:
+        here = self.deployed or self.place.device is not None
+        return stores.find(self.place.arch, wanted, here=here, telling=telling)
 
 
 def ask(

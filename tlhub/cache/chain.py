@@ -54,7 +54,7 @@ class Hit:
 
     @property
     def origin(self) -> str:
-        return "memory" if self.entry.folder is None else self.store.origin
+        return "memory" if self.entry.folder is None and not self.entry.afar else self.store.origin
 
 
 class Searched(NamedTuple):
@@ -173,13 +173,14 @@ class Chain:
         self.veto = veto
 
     def find(
-        self, arch: str, wanted: Sequence[Wanted], *, here: bool = True
+        self, arch: str, wanted: Sequence[Wanted], *, here: bool = True, telling: bool = False
     ) -> tuple[Hit | None, tuple[Searched, ...]]:
         """Return the first hit, its library's bytes verified and in memory, and the steps up to it.
 
         In each store each candidate is tried, best first, and of each the exact problem first. The hit's
         entry is held: ``prune`` spares it while it lives. Not *here*: the entry is for another machine, and
-        none is refused for not running on this one.
+        none is refused for not running on this one. *telling*: the hit is only told of, and what is on another
+        machine stays there.
         """
         host = self.host if here else None
         digests: dict[int, str] = {}
@@ -193,7 +194,7 @@ class Chain:
                     skipped: tuple[Skipped, ...] = ()
                     if digest not in seen:
                         seen[digest], skipped = store.lookup(arch, problem.kernel, digest)
-                    best, reasons = self._best(store, seen[digest], want, problem, host)
+                    best, reasons = self._best(store, seen[digest], want, problem, host, telling)
                     match = best[1] if best else None
                     reasons = (*(s.reason for s in skipped), *reasons)
                     trace.append(Searched(store.name, store.origin, want.schedule, problem, digest, match, reasons))
@@ -214,7 +215,7 @@ class Chain:
         return best
 
     def _best(
-        self, store: Store, entries: tuple[Entry, ...], want: Wanted, problem: Problem, host: Host | None
+        self, store: Store, entries: tuple[Entry, ...], want: Wanted, problem: Problem, host: Host | None, telling: bool
     ) -> tuple[tuple[Entry, str] | None, tuple[str, ...]]:
         """Return the entry of *problem* that serves *want* best, and why others were passed over."""
         loosest = strictest(store.match, self.match or want.match)
@@ -241,7 +242,8 @@ class Chain:
         for _, entry, match in serving:
             try:
                 store.vouch(entry)
-                entry.prepare()
+                if not (telling and entry.afar):
+                    entry.prepare()
                 return (entry, match), tuple(reasons)
             except Damaged as error:
                 reasons.append(f"{entry.key[:16]}: {error.reason}")

@@ -156,9 +156,13 @@ class RemoteEntry(Entry):
         super().__init__(None, row.manifest, remote.name)
         self._remote, self._layer, self._row = remote, item, row
 
+    @property
+    def afar(self) -> bool:
+        return not self.published and not self._held
+
     def prepare(self) -> None:
         """Bring the entry into the cache, unless it is there. Raises Damaged."""
-        if not self.published and not self._held:
+        if self.afar:
             try:
                 seconds = _PATIENCE + (self._row.end - self._row.start) / _SLOWEST
                 found = copying.find(self._remote.cache(), self.manifest)
