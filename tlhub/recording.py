@@ -54,7 +54,7 @@ def record(path: str | os.PathLike[str] | None) -> None:
         if named:
             os.makedirs(os.path.dirname(named), exist_ok=True)
     except OSError as error:
-        raise _refusal(named, error) from error
+        raise _refusal(named, error, _HINT) from error
     with _guard:
         _destination = named
         _pending[:] = _noted
@@ -76,7 +76,7 @@ def note(kernel: Kernel, problem: Problem, arch: str, schedule: str | None) -> N
 
 
 def check(path: str) -> None:
-    """Raise ArgumentError where lookups could not be recorded in *path*; writes nothing."""
+    """Raise ArgumentError where lookups could not be recorded in *path*, which TLHUB_RECORD names; writes nothing."""
     try:
         folder = path if os.path.isdir(path) else os.path.dirname(os.path.realpath(path))
         if folder != path:
@@ -86,7 +86,7 @@ def check(path: str) -> None:
         if not (os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK)):
             raise ValueError(f"{folder} is no folder that can be written to")
     except (OSError, ValueError) as error:
-        raise _refusal(path, error) from error
+        raise _refusal(path, error, "export TLHUB_RECORD=workload.toml") from error
 
 
 def _place() -> str:
@@ -145,9 +145,9 @@ def _text(path: str) -> str:
     return text
 
 
-def _refusal(path: str, error: Exception) -> ArgumentError:
+def _refusal(path: str, error: Exception, hint: str) -> ArgumentError:
     text = f"cannot record to {path!r}: {getattr(error, 'strerror', None) or error}"
-    return ArgumentError(text, argument="path", hint=_HINT)
+    return ArgumentError(text, argument="path", hint=hint)
 
 
 def _renew_after_fork() -> None:

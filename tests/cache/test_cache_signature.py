@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
@@ -278,6 +279,20 @@ def test_names_of_keys(tmp_path: Path) -> None:
     assert caught.value.hint == "did you mean 'alice'?"
     with pytest.raises(ArgumentError, match="is there already"):
         keyring.generate("alice")
+
+
+def test_a_full_disk_leaves_no_half_of_a_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: str, *_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+    public = keyring.generate("alice")[1]
+    with monkeypatch.context() as patch:
+        patch.setattr("tlhub.files.write_whole", full)
+        for attempt in (lambda: keyring.generate("bob"), lambda: keyring.trust_key("alice", public)):
+            with pytest.raises(CacheError, match=r"\.pub cannot be written: No space left on device") as caught:
+                attempt()
+            assert str(caught.value.hint).startswith("df -h /")
+    assert keyring.trusted() == {} and keyring.generate("bob")
 
 
 def test_a_private_key_that_others_can_read_signs_nothing() -> None:

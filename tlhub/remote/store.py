@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 from tlhub.cache import copying, vouching
 from tlhub.cache.entry import Damaged, Entry
 from tlhub.cache.store import Found, Item, Skipped, Store
-from tlhub.errors import CacheError
+from tlhub.errors import CacheError, TlhubError
 from tlhub.remote import reading, sync
 from tlhub.remote.artifact import Layer
 from tlhub.remote.layer import Marks, Row
@@ -51,7 +51,7 @@ class RemoteStore(Store):
         """Return the entries of a problem, with their manifests; members come when one is prepared. Never raises."""
         try:
             known = self._known(arch)
-        except CacheError as error:  # Damaged is one
+        except TlhubError as error:
             return Found((), (Skipped(self.name, getattr(error, "reason", error.message)),))
         return Found(tuple(RemoteEntry(self, item, row) for item, row in known.rows.get(problem_digest, ())))
 
