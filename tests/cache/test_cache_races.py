@@ -14,7 +14,7 @@ import pytest
 from cache_children import publish_at_once
 from cache_help import BUILD, MEMBERS, files_below, lookup, make_manifest, publish, serves, until
 
-from tlhub.cache import prune, repair
+from tlhub.cache import placing, prune, repair
 from tlhub.cache.entry import Damaged
 from tlhub.cache.store import Store
 
@@ -122,7 +122,7 @@ def test_what_was_in_the_way_and_is_pruned_is_in_nobodys_way(store: Store, monke
     def pruned_meanwhile(*_: object) -> None:
         prune.clear(store)
 
-    monkeypatch.setattr(store, "_winner", pruned_meanwhile)
+    monkeypatch.setattr(placing, "winner", pruned_meanwhile)
     assert publish(store).published and serves(store)
 
 
