@@ -22,6 +22,7 @@ from tlhub.cache.entry import Damaged
 from tlhub.cache.manifest import Member
 from tlhub.cache.store import Store
 from tlhub.errors import ArgumentError, CacheError
+from tlhub.files import write_whole
 
 
 @pytest.fixture
@@ -219,6 +220,18 @@ def test_a_place_that_cannot_be_written(lab: Lab, tmp_path: Path) -> None:
         with pytest.raises(ArgumentError, match="cannot be written") as caught:
             archive.pack([entry], str(place))
         assert str(caught.value.hint).startswith(f"{hint}{tmp_path}/")
+
+
+def test_what_is_no_file_is_not_replaced(lab: Lab, tmp_path: Path) -> None:
+    entry, pipe = publish(Store("other", tmp_path / "other")), tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for place in (str(pipe), ""):
+        with pytest.raises(ArgumentError, match="cannot be written: it is no file") as caught:
+            archive.pack([entry], place)
+        assert caught.value.hint == "tlhub cache export kernels.tar.zst"
+    with pytest.raises(OSError, match="it is no file"):
+        write_whole(str(pipe), "")
+    assert pipe.is_fifo()
 
 
 def test_a_full_disk_leaves_what_was_there(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

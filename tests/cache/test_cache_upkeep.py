@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from pathlib import Path
@@ -46,6 +47,18 @@ def test_an_older_revision_goes_before_what_is_longer_unused() -> None:
     assert gone(items, 300) == ["used now, revision 2"]
     assert gone(items, 200) == ["used now, revision 2", "unused, revision 3"]
     assert gone(items, 100)[-1] == "another schedule's only one"
+
+
+def test_what_cannot_be_kept_is_not(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: object, *_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    entry = publish(store)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", full)
+        with pytest.raises(CacheError, match="cannot be kept: No space left on device"):
+            keeps.keep(store, entry.manifest)
+    assert keeps.kept(store) == frozenset()
 
 
 def test_what_is_kept_is_counted_and_never_goes() -> None:

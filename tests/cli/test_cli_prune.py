@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pty
 import subprocess
@@ -129,3 +130,13 @@ def test_a_damaged_entry_cannot_be_kept(tlhub, store):
     manifest.write_text("{}")
     outcome = tlhub("cache", "keep", manifest.parent.name)
     assert outcome.code == 1 and "not usable" in outcome.stderr
+
+
+def test_what_cannot_be_removed_is_a_problem(tlhub, store, monkeypatch):
+    def read_only(*_):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr("tlhub.cache.prune.move", read_only)
+    for command in (("prune", "--max-size", "0"), ("clear", "--yes")):
+        done = tlhub("cache", *command)
+        assert done.code == 1 and "2 entries spared: Read-only file system" in done.stderr

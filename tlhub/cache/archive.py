@@ -93,8 +93,8 @@ def pack(entries: Iterable[Entry], path: str) -> Packed:
     except OSError as error:
         if isinstance(error, Damaged):
             raise
-        reason = error.strerror or error
-        raise CacheError(f"the archive {path!r} cannot be written: {reason}", hint="df -h .") from error
+        hint = f"df -h {shlex.quote(os.path.dirname(path) or '.')}"
+        raise CacheError(f"the archive {path!r} cannot be written: {error.strerror or error}", hint=hint) from error
     return Packed(tuple(chosen[folder].manifest for folder in sorted(chosen)), size, tuple(refused))
 
 
@@ -274,9 +274,10 @@ def _files(entry: Entry, signatures: Signatures) -> dict[str, bytes]:
 
 def _check_place(path: str) -> None:
     folder = os.path.dirname(path) or "."
-    if os.path.isdir(path):
-        hint = f"tlhub cache export {shlex.quote(os.path.join(path, _EXAMPLE))}"
-        raise ArgumentError(f"the archive {path!r} cannot be written: it is a folder", argument="file", hint=hint)
+    if not path or (os.path.exists(path) and not os.path.isfile(path)):
+        what, better = ("a folder", os.path.join(path, _EXAMPLE)) if os.path.isdir(path) else ("no file", _EXAMPLE)
+        hint = f"tlhub cache export {shlex.quote(better)}"
+        raise ArgumentError(f"the archive {path!r} cannot be written: it is {what}", argument="file", hint=hint)
     if not os.path.isdir(folder):
         hint = f"mkdir -p {shlex.quote(folder)}"
         text = f"the archive {path!r} cannot be written: there is no folder {folder!r}"

@@ -12,6 +12,7 @@ from tlhub.cache.entry import Manifest
 from tlhub.cache.listing import VERSION
 from tlhub.cache.store import Store
 from tlhub.errors import CacheError
+from tlhub.files import write_whole
 
 KEEPS = f"{VERSION}/.keeps"
 
@@ -23,8 +24,8 @@ def keep(store: Store, manifest: Manifest) -> None:
         _, refused = store.make(KEEPS)
         if refused:
             raise CacheError(refused)
-        with open(f"{store.root}/{KEEPS}/{manifest.build_digest}", "w", encoding="utf-8") as file:
-            file.write(f"{manifest.kernel} for {manifest.arch}\n")  # for whoever looks into the folder
+        text = f"{manifest.kernel} for {manifest.arch}\n"  # for whoever looks into the folder
+        write_whole(f"{store.root}/{KEEPS}/{manifest.build_digest}", text, 0o644)
     except OSError as error:
         raise CacheError(f"{manifest.build_digest[:16]} cannot be kept: {error.strerror or error}") from error
 

@@ -21,6 +21,9 @@ from tlhub.errors import CacheError
 _DAY = 86400.0
 _MONTH = 30 * _DAY
 
+IN_USE, KEPT, GONE = "it is in use", "it is kept", "it is gone already"
+"""Why something is spared that could be removed."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -48,6 +51,11 @@ class Removed:
     bytes: int
     spared: tuple[tuple[Item, str], ...] = ()
     staging: int = 0
+
+    @property
+    def failed(self) -> bool:
+        """Whether anything was spared that neither a process nor the user wants spared."""
+        return any(why not in (IN_USE, KEPT, GONE) for _, why in self.spared)
 
 
 def plan(
@@ -130,7 +138,7 @@ def remove(store: Store, plan: Plan) -> Removed:
     if not store.writable:
         raise CacheError(f"the store {store.name!r} is read-only: {store.root}")
     count = size = 0
-    spared: list[tuple[Item, str]] = [(item, "it is kept") for item in plan.spared]
+    spared: list[tuple[Item, str]] = [(item, KEPT) for item in plan.spared]
     if store.root is None:
         return Removed(0, 0)
     if plan.remove:
@@ -191,9 +199,9 @@ def _remove(root: str, item: Item, signatures: orphans.Files) -> str | None:
                     orphans.drop(root, signatures, f"{parent}/{name}", away)
                 shutil.rmtree(away, ignore_errors=True)  # by descriptors: it follows no link
     except locks.InUse:
-        return "it is in use"
+        return IN_USE
     except FileNotFoundError:
-        return "it is gone already"
+        return GONE
     except OSError as error:
         return str(error.strerror or error)
     for depth in range(len(parts) - 1, 1, -1):

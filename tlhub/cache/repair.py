@@ -67,18 +67,18 @@ def repair(store: Store, damaged: Iterable[Item]) -> Repaired:
     One process at a time does so in a store, with an exclusive lock on each entry that it moves. What is only not
     trusted stays: a chmod mends it. Signatures of no entry go. Raises CacheError.
     """
-    root = str(store.root)
-    signatures, damaged = orphans.listed(root), list(damaged)
-    if not signatures and not damaged:
-        return Repaired()
+    root, damaged = str(store.root), list(damaged)
+    if not damaged:
+        return Repaired(orphans=orphans.sweep(root))
     store.check()
     moved: list[tuple[Item, str]] = []
     spared: list[tuple[Item, str]] = []
     with store.lock("repair", timeout=10) as lock:
         if lock.holder is not None:
             raise CacheError(f"{root} is being repaired by {lock.holder}", hint="tlhub cache verify --repair")
-        if damaged and store.own(DAMAGED) is None:
+        if store.own(DAMAGED) is None:
             raise CacheError(f"{root}/{DAMAGED} cannot be made, or is not to be trusted")
+        signatures = orphans.listed(root)
         for item in damaged:
             try:
                 moved.append((item, _move_away(store, item, signatures)))

@@ -181,4 +181,4 @@ def write(store: Store, manifest_digest: str, signer: str, signature: bytes) -> 
     except OSError as error:
         refused = f"{store.root}: {error.strerror or error}"
     text, hint = trust.remedy(refused)
-    raise CacheError(f"no signature can be kept there: {text}", hint=hint)
+    raise CacheError(f"no signature can be kept there: {text}", hint=hint or "tlhub doctor")

@@ -80,16 +80,13 @@ def prune(
     removed = None if dry_run else removal.remove(store, plan)
     if as_json:
         output.write_json({"path": store.root, "dry_run": dry_run, **_plan_json(plan), **_removed_json(removed)})
-        return
-    if plan.remove:
-        rows = [(name_of(item), _what(item), size(item.size), why) for item, why in plan.remove]
-        output.table(["entry", "kernel", "size", "why"], rows, right=["size"], whole=["entry"])
-    if removed is None:
-        output.note(f"{count_entries(len(plan.remove))}, {size(plan.bytes)} would be removed from {store.root}")
-        if plan.spared:
-            output.note(f"{count_entries(len(plan.spared))} would be spared: kept")
     else:
-        _say(removed, str(store.root))
+        if plan.remove:
+            rows = [(name_of(item), _what(item), size(item.size), why) for item, why in plan.remove]
+            output.table(["entry", "kernel", "size", "why"], rows, right=["size"], whole=["entry"])
+        _say(removed, str(store.root)) if removed else _say_planned(plan, str(store.root))
+    if removed and removed.failed:
+        sys.exit(FOUND_PROBLEMS)
 
 
 @click.command(cls=Command)
@@ -117,6 +114,8 @@ def clear(yes: bool, as_json: bool) -> None:
         output.write_json({"path": root, **_removed_json(removed)})
     else:
         _say(removed, root)
+    if removed.failed:
+        sys.exit(FOUND_PROBLEMS)
 
 
 @click.command(cls=Command)
@@ -189,6 +188,12 @@ def _removed_json(removed: Removed | None) -> dict[str, Any]:
         return {"removed": 0, "size": 0, "spared": []}
     spared = [{"entry": i.folder, "size": i.size, "reason": why} for i, why in removed.spared]
     return {"removed": removed.count, "size": removed.bytes, "spared": spared}
+
+
+def _say_planned(plan: Plan, root: str) -> None:
+    output.note(f"{count_entries(len(plan.remove))}, {size(plan.bytes)} would be removed from {root}")
+    if plan.spared:
+        output.note(f"{count_entries(len(plan.spared))} would be spared: kept")
 
 
 def _say(removed: Removed, root: str) -> None:

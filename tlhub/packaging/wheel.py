@@ -11,6 +11,7 @@ import importlib.util
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -248,7 +249,8 @@ def _build(project: str, folder: str) -> str:
         os.makedirs(folder, exist_ok=True)
         write_whole(path, made.read_bytes())
     except OSError as error:
-        raise CacheError(f"the wheel {path!r} cannot be written: {error.strerror or error}", hint="df -h .") from error
+        hint = f"df -h {shlex.quote(folder)}"
+        raise CacheError(f"the wheel {path!r} cannot be written: {error.strerror or error}", hint=hint) from error
     return path
 
 
