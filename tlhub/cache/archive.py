@@ -75,13 +75,15 @@ def pack(entries: Iterable[Entry], path: str) -> Packed:
     """
     chosen = {entry.manifest.folder: entry for entry in entries}
     refused: list[tuple[str, str]] = []
+    lists = functools.cache(signature.listed)
     zstd = _zstd()
     _check_place(path)
     try:
         with replacing(os.path.realpath(path)) as file:
             with zstd.open(file, "wb", level=LEVEL) as stream:
                 for folder in sorted(chosen):
-                    signatures, wrong = vouching.sift(chosen[folder].manifest, signature.beside(chosen[folder]))
+                    found = signature.beside(chosen[folder], lists)
+                    signatures, wrong = vouching.sift(chosen[folder].manifest, found)
                     refused += ((folder, reason) for reason in wrong)
                     for name, data in _files(chosen[folder], signatures).items():
                         stream.write(header(name, len(data)))
@@ -127,15 +129,16 @@ def unpack(path: str, store: Store, meant: Callable[[Manifest], bool] = lambda m
                 _skip(members)
                 refused += [(manifest.folder, reason)] if reason else []
                 continue
-            there = copying.find(store, manifest)
-            if there is None or there.manifest.sha256 == manifest.sha256:
-                wrong = vouching.keep(store, manifest, signatures)  # before the entry can be found
-                refused += ((manifest.folder, reason) for reason in wrong)
-            if there:
+            wrong: tuple[str, ...] = ()
+            if there := copying.find(store, manifest):
                 _skip(members)
                 present.append(there)
+                if there.manifest.sha256 == manifest.sha256:
+                    wrong = vouching.keep(store, manifest, signatures)
             else:
-                added.append(_publish(store, manifest, members))
+                with vouching.keeping(store, manifest, signatures) as wrong:
+                    added.append(_publish(store, manifest, members))
+            refused += ((manifest.folder, reason) for reason in wrong)
     return Unpacked(tuple(added), tuple(present), tuple(refused))
 
 

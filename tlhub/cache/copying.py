@@ -20,8 +20,8 @@ def copy(entry: Entry, store: Store) -> Entry | None:
         for name in entry.manifest.members:
             with open(f"{staged.path}/{name}", "xb") as file:
                 file.write(entry.read(name))
-        vouching.keep(store, entry.manifest, signature.beside(entry))  # before it can be found
-        made = store.publish(staged, entry.manifest, tuple(entry.manifest.members))
+        with vouching.keeping(store, entry.manifest, signature.beside(entry)):
+            made = store.publish(staged, entry.manifest, tuple(entry.manifest.members))
     return made if made.published else None
 
 

@@ -11,35 +11,24 @@ import hashlib
 import os
 import stat
 import time
-from collections.abc import Iterable, Mapping
 
 from tlhub.cache.listing import VERSION
 from tlhub.cache.manifest import LARGEST_MANIFEST, MANIFEST
 from tlhub.cache.paths import descend
-from tlhub.cache.signature import NAME, SIGNATURES
+from tlhub.cache.signature import SIGNATURES, Listed, file_name, listed
 
 _DAY = 86400.0
 
-Files = Mapping[str, list[str]]
-"""The names of signatures by the digests of their manifests."""
 
+def drop(root: str, signed: Listed, place: str, away: str) -> None:
+    """Remove the signatures of the entry that was moved from *place* to *away*, unless they are of one beside it too.
 
-def listed(root: str) -> Files:
-    """Return all signatures of the store *root*: once for many removals, for a folder of many takes long to list."""
-    found: dict[str, list[str]] = {}
-    with contextlib.suppress(OSError):
-        for name in os.listdir(f"{root}/{SIGNATURES}"):
-            if match := NAME.fullmatch(name):
-                found.setdefault(match[1], []).append(name)
-    return found
-
-
-def drop(root: str, files: Files, place: str, away: str) -> None:
-    """Remove those of *files* that are of the entry that was moved from *place* to *away* and of none beside it."""
+    *signed*: the store's, listed once for many removals.
+    """
     with contextlib.suppress(OSError):  # of what has no manifest there are none, or nobody knows which
-        digest = _digest(away) if files else ""
-        if digest in files and digest not in map(_digest, _beside(place)):
-            _remove(root, files[digest])
+        digest = _digest(away) if signed else ""
+        if digest in signed and digest not in map(_digest, _beside(place)):
+            _remove(root, {digest: signed[digest]})
 
 
 def sweep(root: str) -> int:
@@ -47,14 +36,14 @@ def sweep(root: str) -> int:
 
     Those of the last day stay, for they are written before their entries; all do where not everything can be read.
     """
-    files = dict(listed(root))
+    left = dict(listed(root))
     try:
-        for folder, _, names in os.walk(f"{root}/{VERSION}", onerror=_refuse) if files else ():
+        for folder, _, names in os.walk(f"{root}/{VERSION}", onerror=_refuse) if left else ():
             if MANIFEST in names:
-                files.pop(_digest(folder), None)
+                left.pop(_digest(folder), None)
     except OSError:
         return 0
-    return _remove(root, (name for names in files.values() for name in names), time.time() - _DAY)
+    return _remove(root, left, time.time() - _DAY)
 
 
 def _digest(folder: str) -> str:
@@ -76,11 +65,11 @@ def _beside(place: str) -> list[str]:
     return [folder for folder in found if os.path.lexists(f"{folder}/{MANIFEST}")]
 
 
-def _remove(root: str, names: Iterable[str], before: float = float("inf")) -> int:
-    """Remove the signatures that were written *before* that, and return how many; a link on the way leads nowhere."""
+def _remove(root: str, signed: Listed, before: float = float("inf")) -> int:
+    """Remove those that were written *before* that, and return how many there were; a link on the way leads nowhere."""
     count = 0
     with contextlib.suppress(OSError), descend(root, SIGNATURES.split("/")) as (folder, at):
-        for name in names:
+        for name in (file_name(digest, signer) for digest, signers in signed.items() for signer in signers):
             with contextlib.suppress(OSError):
                 if os.lstat(f"{folder}/{name}").st_mtime < before:
                     os.unlink(name, dir_fd=at) if at is not None else os.unlink(f"{folder}/{name}")

@@ -13,7 +13,7 @@ from tlhub.cache.entry import LIBRARY, Damaged, Entry, Manifest
 if TYPE_CHECKING:
     from tlhub.cache.store import Store
 
-_TRIES = 4
+_TRIES = 8
 _PRUNED = (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST)  # the parent while it was empty, or what was in the way
 
 
@@ -26,7 +26,12 @@ def place(store: Store, path: str, manifest: Manifest, data: dict[str, bytes]) -
     taken = 0
     for attempt in range(_TRIES):
         final = f"{store.root}/{manifest.folder}" + (f".{taken}" if taken else "")
-        rule, refused = store.make(manifest.parent)
+        try:
+            rule, refused = store.make(manifest.parent)
+        except FileNotFoundError:  # a folder of these was empty, and is pruned
+            if attempt + 1 == _TRIES:
+                raise
+            continue
         if refused:
             raise Damaged(refused)
         try:

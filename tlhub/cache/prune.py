@@ -15,6 +15,7 @@ from tlhub.cache import key, locks, orphans, trust
 from tlhub.cache.entry import MANIFEST, Manifest
 from tlhub.cache.keeps import kept
 from tlhub.cache.paths import descend, move
+from tlhub.cache.signature import Listed, listed
 from tlhub.cache.store import DAMAGED, LOCKS, STAGING, VERSION, Item, Store
 from tlhub.errors import CacheError
 
@@ -144,9 +145,9 @@ def remove(store: Store, plan: Plan) -> Removed:
     if plan.remove:
         with contextlib.suppress(OSError):  # what has no place to be renamed to is spared, with the reason
             store.make(STAGING)
-    signatures = orphans.listed(store.root) if plan.remove else {}
+    signed = listed(store.root) if plan.remove else {}
     for item, _ in plan.remove:
-        reason = _remove(store.root, item, signatures)
+        reason = _remove(store.root, item, signed)
         if reason:
             spared.append((item, reason))
         else:
@@ -180,7 +181,7 @@ def meant(item: Item, arch: str | None, kernel: str | None) -> bool:
     return (arch is None or where == wanted[1]) and (kernel is None or what == wanted[2])
 
 
-def _remove(root: str, item: Item, signatures: orphans.Files) -> str | None:
+def _remove(root: str, item: Item, signed: Listed) -> str | None:
     """Rename the thing away from its place, then delete it and its signatures; return why it was spared, or None."""
     parts = item.folder.split("/")
     if parts[0] != VERSION or not 2 <= len(parts) <= 5 or any(part in ("", ".", "..") for part in parts):
@@ -196,7 +197,7 @@ def _remove(root: str, item: Item, signatures: orphans.Files) -> str | None:
             else:
                 with locks.claim(f"{parent}/{name}/{MANIFEST}"):
                     away = move(root, (parent, at), name, STAGING, f"gone-{os.urandom(6).hex()}")
-                    orphans.drop(root, signatures, f"{parent}/{name}", away)
+                    orphans.drop(root, signed, f"{parent}/{name}", away)
                 shutil.rmtree(away, ignore_errors=True)  # by descriptors: it follows no link
     except locks.InUse:
         return IN_USE

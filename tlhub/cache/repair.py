@@ -14,6 +14,7 @@ from typing import NamedTuple
 from tlhub.cache import locks, orphans, trust
 from tlhub.cache.entry import MANIFEST, Damaged
 from tlhub.cache.paths import descend, move
+from tlhub.cache.signature import Listed, listed
 from tlhub.cache.store import DAMAGED, Item, Store
 from tlhub.errors import CacheError
 
@@ -78,10 +79,10 @@ def repair(store: Store, damaged: Iterable[Item]) -> Repaired:
             raise CacheError(f"{root} is being repaired by {lock.holder}", hint="tlhub cache verify --repair")
         if store.own(DAMAGED) is None:
             raise CacheError(f"{root}/{DAMAGED} cannot be made, or is not to be trusted")
-        signatures = orphans.listed(root)
+        signed = listed(root)
         for item in damaged:
             try:
-                moved.append((item, _move_away(store, item, signatures)))
+                moved.append((item, _move_away(store, item, signed)))
             except locks.InUse:
                 spared.append((item, "it is in use"))
             except OSError as error:  # CacheError is one
@@ -89,7 +90,7 @@ def repair(store: Store, damaged: Iterable[Item]) -> Repaired:
         return Repaired(tuple(moved), tuple(spared), orphans.sweep(root))
 
 
-def _move_away(store: Store, item: Item, signatures: orphans.Files) -> str:
+def _move_away(store: Store, item: Item, signed: Listed) -> str:
     """Return the new path. Raises InUse, and CacheError with the reason for leaving it."""
     root, parts = str(store.root), item.folder.split("/")
     if trust.mendable(item.reason):
@@ -100,5 +101,5 @@ def _move_away(store: Store, item: Item, signatures: orphans.Files) -> str:
         if stat.S_ISDIR(info.st_mode) and examine(store, item._replace(reason=None)) is None:
             raise CacheError("it is whole by now")
         away = move(root, (parent, at), parts[-1], DAMAGED, f"{'-'.join(parts[1:])}-{os.urandom(3).hex()}")
-        orphans.drop(root, signatures, f"{parent}/{parts[-1]}", away)
+        orphans.drop(root, signed, f"{parent}/{parts[-1]}", away)
         return away

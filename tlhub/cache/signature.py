@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import hashlib
 import os
 import re
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tlhub.cache import key, trust
@@ -156,19 +158,32 @@ def read(root: str, manifest_digest: str, signer: str) -> bytes | None:
         return None
 
 
-def find(root: str, manifest_digest: str) -> dict[str, bytes]:
-    """Return every signature of a manifest in the store *root*, by the id of its key: not verified."""
-    try:
-        names = os.listdir(f"{root}/{SIGNATURES}")
-    except OSError:
-        return {}
-    signers = [found[2] for n in sorted(names) if (found := NAME.fullmatch(n)) and found[1] == manifest_digest]
+Listed = Mapping[str, "list[str]"]
+"""The ids of the keys that signed, by the digests of the manifests."""
+
+
+def listed(root: str) -> Listed:
+    """Return who signed what in the store *root*; of very many signatures that takes a while."""
+    found: dict[str, list[str]] = {}
+    with contextlib.suppress(OSError):
+        for name in os.listdir(f"{root}/{SIGNATURES}"):
+            if match := NAME.fullmatch(name):
+                found.setdefault(match[1], []).append(match[2])
+    return found
+
+
+def find(root: str, manifest_digest: str, lists: Callable[[str], Listed] = listed) -> dict[str, bytes]:
+    """Return every signature of a manifest in the store *root*, by the id of its key: not verified.
+
+    *lists*: does what ``listed`` does; ``functools.cache`` of it for many manifests.
+    """
+    signers = sorted(lists(root).get(manifest_digest, ()))
     return {s: data for s in signers if (data := read(root, manifest_digest, s)) is not None}
 
 
-def beside(entry: Entry) -> dict[str, bytes]:
-    """Return every signature that lies in the store of *entry*, by the id of its key: not verified."""
-    return {} if entry.folder is None else find(entry.folder.rsplit("/", 5)[0], entry.manifest.sha256)
+def beside(entry: Entry, lists: Callable[[str], Listed] = listed) -> dict[str, bytes]:
+    """Return what ``find`` does of *entry* in the store that it lies in."""
+    return {} if entry.folder is None else find(entry.folder.rsplit("/", 5)[0], entry.manifest.sha256, lists)
 
 
 def write(store: Store, manifest_digest: str, signer: str, signature: bytes) -> None:

@@ -12,7 +12,7 @@ import contextlib
 import functools
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from tlhub import files
@@ -129,11 +129,24 @@ def keep(store: Store, manifest: Manifest, signatures: Mapping[str, bytes]) -> t
     """
     digest = manifest.sha256
     good, wrong = sift(manifest, signatures)
-    there = sift(manifest, signature.find(str(store.root), digest)).good if good else {}
+    there = {signer: found for signer in good if (found := store.signature(digest, signer)) is not None}
+    there = sift(manifest, there).good
     for signer, made in good.items():
         if signer not in there:
             signature.write(store, digest, signer, made)
     return wrong
+
+
+@contextlib.contextmanager
+def keeping(store: Store, manifest: Manifest, signatures: Mapping[str, bytes]) -> Iterator[tuple[str, ...]]:
+    """Do what ``keep`` does, for a body that publishes the entry: no reader is to find it without its signatures.
+
+    Who removed an entry of the same bytes meanwhile took them along: they are put there again.
+    """
+    wrong = keep(store, manifest, signatures)
+    yield wrong
+    if signatures:
+        keep(store, manifest, signatures)
 
 
 def adopt(manifest: Manifest) -> None:

@@ -7,6 +7,7 @@ signed nothing is, and its signatures go with it.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import os
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -185,7 +186,8 @@ def plan(served: Iterable[Served], catalog: Catalog, name: str | None = None, ve
             hint="export TLHUB_MATCH=compatible  # and the same again: it is then built anew",
         )
     entries = [found.entry for found in served]
-    signatures = {entry.manifest.sha256: found for entry in entries if (found := _signatures(entry))}
+    lists = functools.cache(signature.listed)
+    signatures = {entry.manifest.sha256: found for entry in entries if (found := _signatures(entry, lists))}
     manifests = tuple(m if m.sha256 in signatures else _without_time(m) for m in (entry.manifest for entry in entries))
     archs = tuple(sorted({manifest.arch for manifest in manifests}))
     brought = {p.distribution: p.version for p in catalog.plugins}
@@ -254,9 +256,9 @@ def _build(project: str, folder: str) -> str:
     return path
 
 
-def _signatures(entry: Entry) -> Mapping[str, bytes]:
+def _signatures(entry: Entry, lists: Callable[[str], signature.Listed]) -> Mapping[str, bytes]:
     """Return the signatures that lie beside *entry*, by key. Raises CacheError for one that does not hold."""
-    good, wrong = vouching.sift(entry.manifest, signature.beside(entry))
+    good, wrong = vouching.sift(entry.manifest, signature.beside(entry, lists))
     if wrong:
         raise CacheError(f"entry {entry.key[:16]} cannot be packed with {wrong[0]}", hint="tlhub trust sign --key NAME")
     return good

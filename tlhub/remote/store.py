@@ -181,7 +181,7 @@ class RemoteEntry(Entry):
         for got in reading.download(self._remote.registry(), self._layer, [self._row], cache.stage):
             if got.wrong:
                 raise Damaged(got.wrong)
-            if got.staged.volatile is None:
-                vouching.keep(cache, manifest, self._remote.signatures(manifest.sha256))
-            entry = cache.publish(got.staged, manifest)
+            signatures = {} if got.staged.volatile else self._remote.signatures(manifest.sha256)
+            with vouching.keeping(cache, manifest, signatures):
+                entry = cache.publish(got.staged, manifest)
         return entry

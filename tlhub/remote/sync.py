@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import random
@@ -53,7 +54,7 @@ def push(registry: Registry, store: Store, entries: Iterable[Entry], *, replace:
     document = None if replace else registry.manifest()
     there = () if document is None else reading.open_shelves(registry, document)
     known = {row.manifest.build_digest: row.manifest.sha256 for shelf in there for row in shelf.front.rows}
-    sent = merged(there)
+    sent, lists = merged(there), functools.cache(signature.listed)
     done, new, marks = Done(), dict[str, dict[str, Entry]](), dict[str, dict[str, dict[str, bytes]]]()
     for entry in entries:
         manifest, arch = entry.manifest, entry.manifest.arch
@@ -68,7 +69,7 @@ def push(registry: Registry, store: Store, entries: Iterable[Entry], *, replace:
         else:
             done.present += 1
         if known.get(manifest.build_digest, manifest.sha256) == manifest.sha256:
-            good, wrong = vouching.sift(manifest, signature.beside(entry))
+            good, wrong = vouching.sift(manifest, signature.beside(entry, lists))
             done.refused += ((manifest.folder, reason) for reason in wrong)
             unsent = {signer: made for signer, made in good.items() if signer not in sent.get(manifest.sha256, {})}
             if unsent:
@@ -119,10 +120,10 @@ def pull(
             if got.wrong:
                 done.refused.append((manifest.folder, got.wrong))
                 continue
-            wrong = vouching.keep(store, manifest, marks.get(manifest.sha256, {}))  # before the entry can be found
+            with vouching.keeping(store, manifest, marks.get(manifest.sha256, {})) as wrong:
+                if not store.publish(got.staged, manifest).published:
+                    raise store.unkept or CacheError(f"{store.root} keeps no entry")
             done.refused += ((manifest.folder, reason) for reason in wrong)
-            if not store.publish(got.staged, manifest).published:
-                raise store.unkept or CacheError(f"{store.root} keeps no entry")
             done.entries, done.size = done.entries + 1, done.size + got.row.end - got.row.start
     return done
 
