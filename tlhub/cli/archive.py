@@ -11,7 +11,16 @@ import click
 
 from tlhub.cli import output
 from tlhub.cli.command import FOUND_PROBLEMS, Command, json_option
-from tlhub.cli.entries import arch_option, check_kernel, count_entries, full_arch, items_of, kernel_option, user_store
+from tlhub.cli.entries import (
+    arch_option,
+    check_kernel,
+    count_entries,
+    full_arch,
+    items_of,
+    kernel_option,
+    sound,
+    user_store,
+)
 from tlhub.errors import CacheError
 from tlhub.quantity import size
 
@@ -38,11 +47,18 @@ def export(
     """
     from tlhub.cache import archive
 
-    found, damaged = _serving(workload, arch) if workload else _kept(kernel)
-    meant = _meant(None if workload else full_arch(arch), kernel, plugin)
-    chosen = [entry for entry in found if meant(entry.manifest)]
+    place = None if workload else full_arch(arch)  # a workload's entries may be for a more general arch
+    meant = _meant(place, kernel, plugin)
+    if workload:
+        found, damaged = _serving(workload, arch), list[tuple[str, str]]()
+        chosen, there = [entry for entry in found if meant(entry.manifest)], [entry.manifest for entry in found]
+    else:
+        chosen, damaged, there = _kept(meant, place, kernel)
     if not chosen:
-        raise _nothing("export", [entry.manifest for entry in found], "tlhub cache ls")
+        _note("left out", damaged)
+        if damaged:
+            raise CacheError("nothing to export: no entry that is meant is whole", hint="tlhub cache verify --repair")
+        raise _nothing("export", there, "tlhub cache ls")
     packed = archive.pack(chosen, file)
     damaged += packed.refused
     if as_json:
@@ -50,7 +66,9 @@ def export(
         output.write_json({"file": file, "size": packed.size, "entries": entries, "left_out": _reasons(damaged)})
     else:
         output.write(f"{count_entries(len(packed.manifests))} in {file}, {size(packed.size)}")
-    _exit_for("left out", damaged)
+    _note("left out", damaged)
+    if damaged:
+        sys.exit(FOUND_PROBLEMS)
 
 
 @click.command("import", cls=Command)
@@ -83,45 +101,40 @@ def import_(file: str, arch: str | None, kernel: str | None, plugin: str | None,
         output.write_json({"path": store.root, **documents, "refused": _reasons(done.refused)})
     else:
         output.write(f"{count_entries(len(done.added))} added to {store.root}, {len(done.present)} there already")
-    _exit_for("refused", done.refused)
+    _note("refused", done.refused)
+    if done.refused:
+        sys.exit(FOUND_PROBLEMS)
 
 
 def _reasons(found: Iterable[tuple[str, str]]) -> list[dict[str, str]]:
     return [{"entry": folder, "reason": reason} for folder, reason in found]
 
 
-def _exit_for(what: str, found: Sequence[tuple[str, str]]) -> None:
-    """Say what of which entries is amiss, and exit, if anything is."""
+def _note(what: str, found: Iterable[tuple[str, str]]) -> None:
     for folder, reason in found:
         output.note(f"{what}: {folder}: {reason}")
-    if found:
-        sys.exit(FOUND_PROBLEMS)
 
 
-def _kept(kernel: str | None) -> tuple[list[Entry], list[tuple[str, str]]]:
-    """Return the whole entries of the cache, and folder and reason of what is not whole."""
-    from tlhub.cache.manifest import Damaged
+def _kept(
+    meant: Callable[[Manifest], bool], arch: str | None, kernel: str | None
+) -> tuple[list[Entry], list[tuple[str, str]], list[Manifest]]:
+    """Return the whole entries of the cache that are *meant*; folder and reason of those that are not whole; and all
+    manifests."""
+    from tlhub.cache import prune
 
     store = user_store()
     items = items_of(store)
     check_kernel(kernel, items)
-    whole, damaged = [], []
-    for item in items:
-        try:
-            entry = store.open(item)
-            entry.verify()
-            whole.append(entry)
-        except Damaged as error:
-            damaged.append((item.folder, error.reason))
-    return whole, damaged
+    # of what has no manifest to be read, its folder tells arch and kernel
+    chosen = [item for item in items if (meant(item.manifest) if item.manifest else prune.meant(item, arch, kernel))]
+    return *sound(store, chosen), [item.manifest for item in items if item.manifest]
 
 
-def _serving(workload: str, arch: str | None) -> tuple[list[Entry], list[tuple[str, str]]]:
+def _serving(workload: str, arch: str | None) -> list[Entry]:
     from tlhub.packaging import cover
 
     archs = [arch] if arch else []
-    served = cover.serve(cover.requests(workload, archs), workload, archs)
-    return [found.entry for found in served], []
+    return [found.entry for found in cover.serve(cover.requests(workload, archs), workload, archs)]
 
 
 def _meant(arch: str | None, kernel: str | None, plugin: str | None) -> Callable[[Manifest], bool]:

@@ -11,7 +11,7 @@ import click
 
 from tlhub.cli import output
 from tlhub.cli.command import FOUND_PROBLEMS, Command, Group, json_option
-from tlhub.cli.entries import check_kernel, count_entries, full_arch, items_of, user_store
+from tlhub.cli.entries import check_kernel, count_entries, full_arch, items_of, sound, user_store
 from tlhub.errors import CacheError
 from tlhub.quantity import size
 
@@ -82,8 +82,7 @@ def push(registry: Registry, chosen: Chosen, replace: bool, as_json: bool) -> No
     store = user_store()
     items = items_of(store)
     check_kernel(chosen.kernel, items)
-    damaged = [(item.folder, item.reason) for item in items if item.reason]
-    entries = (store.open(item) for item in items if item.manifest is not None and chosen.wanted(item.manifest))
+    entries, damaged = sound(store, (item for item in items if item.manifest is None or chosen.wanted(item.manifest)))
     done = sync.push(registry, store, entries, replace=replace)
     done.refused += damaged
     _report(done, registry, "pushed", as_json)
