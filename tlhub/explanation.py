@@ -140,7 +140,8 @@ class Explanation:
         if self.served and not self.hit:
             return f"{self.served._verdict()}\n  it is code for {self.served.place.arch}"
         if self.hit:
-            served = f"served from {self.hit.store.name} ({self.hit.match} match): {self.hit.entry.folder or 'memory'}"
+            where = self.hit.entry.folder or ("it will be downloaded" if self.hit.entry.afar else "memory")
+            served = f"served from {self.hit.store.name} ({self.hit.match} match): {where}"
             if not self.hit.index:
                 return served
             better = self.resolution.candidates[0].schedule.name

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import stat
 from collections.abc import Iterator
 from typing import BinaryIO
 
@@ -15,8 +17,11 @@ def replacing(path: str, mode: int = 0o666) -> Iterator[BinaryIO]:
     """Give a new file, its *mode* before the umask, that takes the place of *path* once it is whole.
 
     Whoever reads *path* finds what was there before, or all of it. Of a link the link is replaced, not what it names:
-    others may have put it there. Raises OSError.
+    others may have put it there. What is no file, a device or a pipe, is never replaced. Raises OSError.
     """
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_IFMT(os.lstat(path).st_mode) not in (stat.S_IFREG, stat.S_IFLNK, stat.S_IFDIR):
+            raise OSError(errno.EEXIST, "it is no file", path)
     draft = os.path.join(os.path.dirname(path), f".{os.getpid()}-{os.urandom(6).hex()}")
     try:
         with open(draft, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tlhub import builds, operands, pins, recording, refusals
 from tlhub.cache import stats
-from tlhub.cache.chain import Chain, Hit
+from tlhub.cache.chain import Chain, Hit, Host
 from tlhub.cache.entry import Entry
 from tlhub.cache.key import problem_digest
 from tlhub.catalog import load
@@ -97,16 +97,18 @@ def explain(
     return _explained(lookup, compiling=builds.compiling_off() is None)
 
 
-def check(kernel: str, shape: Any, dtype: Any, *, driver: int = 0, obey: bool = True, **how: Any) -> Explanation:
-    """Return the trace of ``get`` on another machine that compiles nothing: the stores of this one, that device.
+def check(
+    kernel: str, shape: Any, dtype: Any, *, host: Host, driver: int = 0, obey: bool = True, **how: Any
+) -> Explanation:
+    """Return the trace of ``get`` on *host*, which compiles nothing: this machine's stores, that one's device.
 
-    *how*: the keywords of ``get``. *driver*: its major version there, 0 where it is not to be compared. All else of it
-    is taken to be like this one. *obey*: keep to what is pinned.
+    *how*: the keywords of ``get``. *driver*: its major version there, 0 where it is not to be compared. *obey*: keep to
+    what is pinned.
     """
     lookup = ask(load(), kernel, shape, dtype, **how)
     place = replace(lookup.place, facts=replace(lookup.place.facts, driver=driver or lookup.place.facts.driver))
     pin = lookup.pin if obey else None
-    return _explained(lookup._replace(place=place, deployed=True, pin=pin), compiling=False)
+    return _explained(lookup._replace(place=place, deployed=host, pin=pin), compiling=False)
 
 
 def prewarm(kernel: str, shape: Any, dtype: Any, **how: Any) -> tuple[Entry, str]:
@@ -197,7 +199,7 @@ def _instead(lookup: Lookup, found: Found, error: TlhubError) -> CompiledKernel:
 def _explained(lookup: Lookup, *, compiling: bool) -> Explanation:
     resolution, stores = lookup.resolve(), lookup.stores()
     wanted = lookup.wanted(resolution)
-    hit, searched = lookup.find(stores, wanted)
+    hit, searched = lookup.find(stores, wanted, telling=True)
     nearest = partial(stores.nearest, lookup.place.arch, wanted)
     portable = None if hit else lookup.portable()
     otherwise = portable and _explained(portable, compiling=False)

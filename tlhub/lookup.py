@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from tlhub import certificates, refusals, sources
-from tlhub.cache.chain import Chain, Hit, Searched, Wanted
+from tlhub.cache.chain import Chain, Hit, Host, Searched, Wanted
 from tlhub.cache.manifest import Manifest
 from tlhub.catalog import Catalog
 from tlhub.devices import Place, locate, portable
@@ -26,7 +26,7 @@ toolchains: dict[tuple[str, str], Mapping[str, str]] = {}
 class Lookup(NamedTuple):
     """What a lookup is for, its words looked up. ``schedule``: the name of the one that must serve, or None.
 
-    ``deployed``: what is found must run on the place's device, though that is not here. ``pin``: the digest of the
+    ``deployed``: the machine whose device must run what is found, though that is not here. ``pin``: the digest of the
     only build that may serve, or None.
     """
 
@@ -35,7 +35,7 @@ class Lookup(NamedTuple):
     problem: Problem
     place: Place
     schedule: str | None
-    deployed: bool = False
+    deployed: Host | None = None
     pin: str | None = None
 
     def portable(self) -> Lookup | None:
@@ -81,7 +81,7 @@ class Lookup(NamedTuple):
         ]
 
     def stores(self) -> Chain:
-        return chain(self.catalog, self.place.facts.driver, self.place.shared_memory, self.veto)
+        return chain(self.catalog, self.place.facts.driver, self.place.shared_memory, self.veto, self.deployed)
 
     def veto(self, manifest: Manifest) -> str | None:
         """Return why the entry must not serve, or None."""
@@ -90,8 +90,11 @@ class Lookup(NamedTuple):
         reason = refusals.why(manifest.build_digest, self.place.facts) if self.place.device else None
         return f"it was refused: {reason}" if reason else None
 
-    def find(self, stores: Chain, wanted: list[Wanted]) -> tuple[Hit | None, tuple[Searched, ...]]:
-        return stores.find(self.place.arch, wanted, here=self.deployed or self.place.device is not None)
+    def find(
+        self, stores: Chain, wanted: list[Wanted], *, telling: bool = False
+    ) -> tuple[Hit | None, tuple[Searched, ...]]:
+        here = self.deployed is not None or self.place.device is not None
+        return stores.find(self.place.arch, wanted, here=here, telling=telling)
 
 
 def ask(

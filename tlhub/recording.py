@@ -10,6 +10,7 @@ import contextlib
 import os
 import threading
 import warnings
+from collections.abc import Iterable
 
 from tlhub import files
 from tlhub.cache import locks
@@ -17,93 +18,142 @@ from tlhub.errors import ArgumentError
 from tlhub.problem import typed
 from tlhub.specs import Kernel, Problem
 
-_PATIENCE = 30.0
-"""Seconds to wait for another process that writes the same file."""
+_PATIENCE = 5.0
+"""Seconds to wait for another process that writes the same file, which takes it milliseconds."""
 
-_noted: dict[tuple[Problem, str, str | None], Kernel] = {}
-"""The lookups of this process: problem, arch and the schedule that was asked for, and the problem's kernel."""
+_HINT = 'tlhub.record("workload.toml")'
 
-_pending: list[tuple[Problem, str, str | None]] = []
+Noted = tuple[Problem, str, "str | None"]
+"""A lookup: problem, arch and the schedule that was asked for."""
+
+_noted: dict[Noted, Kernel] = {}
+"""The lookups of this process, and the kernels of their problems."""
+
+_pending: list[Noted] = []
 _destination: str | None = None
 """What ``record`` was told; None: ``TLHUB_RECORD`` decides; "": nothing is written."""
 
 _guard = threading.Lock()
+"""Over the tables, and never held while a file is written."""
+
+_writing = threading.Lock()
+"""Of the thread that writes; it writes what others note meanwhile, too, and those do not wait."""
 
 
 def record(path: str | os.PathLike[str] | None) -> None:
     """Note the lookups of this process, those before too, in the workload *path*; None ends that.
 
     *path*: a file, which many processes may share, or a folder, in which each has a file of its own; a path that ends
-    with a slash is one. Each distinct lookup is noted once, before it is answered. Raises ArgumentError.
+    with a slash is one. Each distinct lookup is noted once. Raises ArgumentError.
     """
     global _destination
-    hint = 'tlhub.record("workload.toml")'
     if path is not None and not (isinstance(path, (str, os.PathLike)) and os.fspath(path)):
-        raise ArgumentError(f"cannot record to {path!r}: it is no path", argument="path", hint=hint)
+        raise ArgumentError(f"cannot record to {path!r}: it is no path", argument="path", hint=_HINT)
     named = "" if path is None else os.path.abspath(path) + ("/" if os.fspath(path).endswith("/") else "")
     try:
         if named:
             os.makedirs(os.path.dirname(named), exist_ok=True)
     except OSError as error:
-        raise ArgumentError(f"cannot record to {named!r}: {error.strerror}", argument="path", hint=hint) from error
+        raise _refusal(named, error, _HINT) from error
     with _guard:
         _destination = named
         _pending[:] = _noted
-        if named:
-            _flush(named)
+    _flush()
 
 
 def note(kernel: Kernel, problem: Problem, arch: str, schedule: str | None) -> None:
-    """Note a lookup, once, where lookups are recorded; one that cannot be written is warned of, and tried again."""
+    """Note a lookup, once, where lookups are recorded; one that cannot be written is warned of, and tried again.
+
+    It is written before it is answered, unless another thread is writing: then by that one, soon.
+    """
     key = (problem, arch, schedule)
     with _guard:
         if key in _noted:
             return
         _noted[key] = kernel
         _pending.append(key)
-        path = os.environ.get("TLHUB_RECORD") if _destination is None else _destination
-        if path:
-            _flush(path)
+    _flush()
 
 
-def _flush(path: str) -> None:
+def check(path: str) -> None:
+    """Raise ArgumentError where lookups could not be recorded in *path*, which TLHUB_RECORD names; writes nothing."""
     try:
-        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-        if os.path.isdir(path):
-            _add(os.path.join(path, f"{files.HOST}-{os.getpid()}.toml"))
-        else:
-            path = os.path.realpath(path)
-            folder, name = os.path.split(path)
-            with locks.keyed(folder, f".{name}", _PATIENCE, None, 0o644):
-                _add(path)
+        folder = path if os.path.isdir(path) else os.path.dirname(os.path.realpath(path))
+        if folder != path:
+            _text(path)
+        while not os.path.lexists(folder):  # it will be made
+            folder = os.path.dirname(folder)
+        if not (os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK)):
+            raise ValueError(f"{folder} is no folder that can be written to")
     except (OSError, ValueError) as error:
-        text = f"lookups are not recorded in {path!r}: {getattr(error, 'strerror', None) or error}"
-        warnings.warn(text, RuntimeWarning, stacklevel=4)
+        raise _refusal(path, error, "export TLHUB_RECORD=workload.toml") from error
+
+
+def _place() -> str:
+    """Return where lookups are recorded, "" where they are not."""
+    return os.environ.get("TLHUB_RECORD", "") if _destination is None else _destination
+
+
+def _flush() -> None:
+    """Write what is pending, unless another thread is at it, which then does."""
+    while _pending and (path := _place()) and _writing.acquire(blocking=False):
+        try:
+            with _guard:
+                pending = dict.fromkeys(_pending)
+            _write(path, pending)
+            with _guard:
+                if path == _place():  # else all is to be written elsewhere
+                    _pending[:] = [lookup for lookup in _pending if lookup not in pending]
+        except (OSError, ValueError) as error:
+            text = f"lookups are not recorded in {path!r}: {getattr(error, 'strerror', None) or error}"
+            warnings.warn(text, RuntimeWarning, stacklevel=4)
+            return
+        finally:
+            _writing.release()
+
+
+def _write(path: str, lookups: Iterable[Noted]) -> None:
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    if os.path.isdir(path):
+        _add(os.path.join(path, f"{files.HOST}-{os.getpid()}.toml"), lookups)
     else:
-        _pending.clear()
+        folder, name = os.path.split(os.path.realpath(path))
+        with locks.keyed(folder, f".{name}", _PATIENCE, None, 0o644):
+            _add(os.path.join(folder, name), lookups)
 
 
-def _add(path: str) -> None:
-    """Add to the file what is pending and not in it."""
+def _add(path: str, lookups: Iterable[Noted]) -> None:
+    """Add to the file those of *lookups* that are not in it."""
     from tlhub.workload import Item, show  # who records nothing has no use for TOML
 
-    text = ""
-    with contextlib.suppress(FileNotFoundError), open(path, encoding="utf-8") as file:
-        text = file.read()
-    if text.strip() and "[[problem]]" not in text:  # somebody's notes, which a rename would take away
-        raise ValueError("it is no workload")
+    text = _text(path)
     known = {f"{table.strip()}\n" for table in text.split("\n\n")}
-    tables = [show(Item(p.kernel, *typed(_noted[p, arch, name], p), arch, name)) for p, arch, name in _pending]
+    tables = [show(Item(p.kernel, *typed(_noted[p, arch, name], p), arch, name)) for p, arch, name in lookups]
     new = [table for table in tables if table not in known]
     if not new:
         return
     files.write_whole(path, "\n".join([*([f"{text.rstrip()}\n"] if text.strip() else []), *new]))
 
 
+def _text(path: str) -> str:
+    """Return what the workload *path* holds, nothing of one that is not there. Raises OSError and ValueError."""
+    text = ""
+    with contextlib.suppress(FileNotFoundError), open(path, encoding="utf-8") as file:
+        text = file.read()
+    if text.strip() and "[[problem]]" not in text:  # somebody's notes, which a rename would take away
+        raise ValueError("it is no workload")
+    return text
+
+
+def _refusal(path: str, error: Exception, hint: str) -> ArgumentError:
+    text = f"cannot record to {path!r}: {getattr(error, 'strerror', None) or error}"
+    return ArgumentError(text, argument="path", hint=hint)
+
+
 def _renew_after_fork() -> None:
-    """A child may have inherited the lock from a thread that held it; what is pending is its parent's."""
-    global _guard
-    _guard = threading.Lock()
+    """A child may have inherited a lock from a thread that held it; what is pending is its parent's."""
+    global _guard, _writing
+    _guard, _writing = threading.Lock(), threading.Lock()
     _pending.clear()
 
 

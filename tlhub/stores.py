@@ -21,7 +21,7 @@ from typing import NamedTuple
 from urllib.parse import parse_qsl
 
 from tlhub.cache import home
-from tlhub.cache.chain import LOOSENESS, Chain, Hit, this_host
+from tlhub.cache.chain import LOOSENESS, Chain, Hit, Host, this_host
 from tlhub.cache.copying import copy
 from tlhub.cache.entry import Entry
 from tlhub.cache.manifest import Manifest
@@ -63,14 +63,17 @@ def chain(
     driver: int = 0,
     shared_memory: int = 0,
     veto: Callable[[Manifest], str | None] = lambda manifest: None,
+    host: Host | None = None,
 ) -> Chain:
     """Return the layers that are read.
 
-    *driver* and *shared_memory* (bytes a block): of the device that is to run what is found, 0 if it has none.
+    *host*: the machine that is to run what is found, by default this one. *driver* and *shared_memory* (bytes a block):
+    of its device, 0 if it has none.
     *veto*: why an entry must not serve, or None. Raises ArgumentError.
     """
     stores = [layer.store for layer in layers(catalog) if layer.read]
-    return Chain(stores, host=this_host(ABI, driver, shared_memory), match=match_policy(), veto=veto)
+    host = (host or this_host())._replace(abi=ABI, driver=driver, shared_memory=shared_memory)
+    return Chain(stores, host=host, match=match_policy(), veto=veto)
 
 
 def user_store() -> Store:
@@ -131,13 +134,13 @@ def prebuilt_store(name: str, path: str) -> Store:
     """Return the store of a folder that an installed plugin brings.
 
     Its entries are trusted as the plugin's code is, whoever installed that: the folder's owner is named,
-    and a group may write; nobody needs to sign them. What everyone may write is refused here too.
+    and a group may write. What everyone may write is refused here too.
     """
     try:
         owners: tuple[int, ...] = (os.stat(path).st_uid,)
     except OSError:  # lookups will say what is wrong
         owners = ()
-    return Store(name, path, origin="prebuilt", writable=False, shared=True, owners=owners, signed="off")
+    return Store(name, path, origin="prebuilt", writable=False, shared=True, owners=owners)
 
 
 class Misfit(Store):

@@ -12,7 +12,7 @@ from backports import zstd
 from cache_help import GENERAL, MEMBERS, files_below, make_manifest, publish
 from hypothesis import strategies as st
 
-from tlhub.cache import archive
+from tlhub.cache import archive, signature
 from tlhub.cache.store import Store
 from tlhub.errors import CacheError
 
@@ -22,19 +22,27 @@ _NAMES = ("/etc/passwd", "../../escaped", "v1/../../escaped", "v1/a/b/c/d/entry.
 _SIZES = (0, 1, 511, 512, 1000, 1 << 20, (1 << 33) - 1)
 _DEED = 6
 
+SIGNERS = ("0" * 16, "f" * 16)
+"""Ids of keys that nobody has."""
+
 DEEDS = 4
 deeds = st.binary(min_size=DEEDS * _DEED, max_size=DEEDS * _DEED)
 """Four things to do one after the other, six bytes each: one draw, for a draw costs more than an archive."""
 
 
 class Lab:
-    """A folder with an archive of two entries, and what is to be found outside the store that others are put into."""
+    """A folder with an archive of two entries, one of them signed.
+
+    It knows what is to be found outside the store that others are put into.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.file = folder / "hostile.tar.zst"
         self.store = Store("user", folder / "store" / "root")
         source = Store("source", folder / "source")
         entries = [publish(source), publish(source, make_manifest(GENERAL))]
+        for signer in SIGNERS:
+            signature.write(source, entries[0].manifest.sha256, signer, bytes(signature.LENGTH))
         archive.pack(entries, str(self.file))
         self.sound = zstd.decompress(self.file.read_bytes())
         self.keys = {entry.key for entry in entries}

@@ -12,16 +12,17 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from archive_fuzz import DEEDS, Lab, deeds, header, mutations
+from archive_fuzz import DEEDS, SIGNERS, Lab, deeds, header, mutations
 from backports import zstd
 from cache_help import GENERAL, MEMBERS, PROBLEM, files_below, make_manifest, publish, serves
 from hypothesis import HealthCheck, given, settings
 
-from tlhub.cache import archive
+from tlhub.cache import archive, keyring, signature, vouching
 from tlhub.cache.entry import Damaged
 from tlhub.cache.manifest import Member
 from tlhub.cache.store import Store
 from tlhub.errors import ArgumentError, CacheError
+from tlhub.files import write_whole
 
 
 @pytest.fixture
@@ -34,8 +35,9 @@ def test_a_round_trip_is_the_same_entries(lab: Lab, tmp_path: Path) -> None:
     assert {entry.key for entry in done.added} == lab.keys and done.present == ()
     assert serves(lab.store)
     left, right = tmp_path / "source" / "v1", tmp_path / "store" / "root" / "v1"
-    names = [name for name in files_below(left) if not name.startswith(".")]
-    assert names == [name for name in files_below(right) if not name.startswith(".")]
+    kept = [[n for n in files_below(side) if not n.startswith((".staging", ".locks"))] for side in (left, right)]
+    names = kept[0]
+    assert names == kept[1] and sum(n.startswith(".signatures/") for n in names) == len(SIGNERS)
     assert all((left / name).read_bytes() == (right / name).read_bytes() for name in names)
     again = archive.unpack(str(lab.file), lab.store)
     assert again.added == () and {entry.key for entry in again.present} == lab.keys
@@ -53,7 +55,7 @@ def test_the_same_entries_are_the_same_bytes(lab: Lab, tmp_path: Path) -> None:
 def test_it_is_a_tar_file(lab: Lab) -> None:
     with tarfile.open(fileobj=io.BytesIO(lab.sound)) as found:
         members = found.getmembers()
-        assert len(members) == 2 * (len(MEMBERS) + 1) and all(m.isfile() for m in members)
+        assert len(members) == 2 * (len(MEMBERS) + 1) + len(SIGNERS) and all(m.isfile() for m in members)
         assert {(m.mtime, m.uid, m.gid, m.uname, m.gname, m.mode) for m in members} == {(0, 0, 0, "", "", 0o644)}
 
 
@@ -80,16 +82,22 @@ def test_only_what_is_meant_comes_in(lab: Lab) -> None:
     assert [entry.manifest.problem for entry in done.added] == [GENERAL]
 
 
-def entry_tar(**changes: bytes) -> bytes:
+MANIFEST = make_manifest().with_members({name: Member.of(data) for name, data in MEMBERS.items()})
+MANIFEST_DIGEST = MANIFEST.sha256
+TEXT = signature.to_text(bytes(signature.LENGTH))
+
+
+def sign(digest: str = MANIFEST_DIGEST, text: bytes = TEXT, signer: str = "0" * 16) -> tuple[str, bytes]:
+    """Return name and content of a file with a signature."""
+    return f"{signature.SIGNATURES}/{digest}.{signer}.sig", text
+
+
+def entry_tar(*signatures: tuple[str, bytes], **changes: bytes) -> bytes:
     """Return the tar of one entry, with other files of these names in place of its own (without a dot)."""
-    manifest = make_manifest().with_members({name: Member.of(data) for name, data in MEMBERS.items()})
-    files = {"entryjson": manifest.to_bytes(), **{n.replace(".", ""): d for n, d in sorted(MEMBERS.items())}, **changes}
-    names = {"entryjson": "entry.json", **{n.replace(".", ""): n for n in MEMBERS}}
-    folder = manifest.folder
-    return b"".join(
-        archive.header(f"{folder}/{names.get(name, name)}", len(data)) + data + bytes(-len(data) % 512)
-        for name, data in files.items()
-    )
+    data = {"entry.json": MANIFEST.to_bytes(), **dict(sorted(MEMBERS.items()))}
+    own = [(f"{MANIFEST.folder}/{name}", changes.get(name.replace(".", ""), data[name])) for name in data]
+    files = [own[0], *signatures, *own[1:]]
+    return b"".join(archive.header(name, len(found)) + found + bytes(-len(found) % 512) for name, found in files)
 
 
 END = bytes(1024)
@@ -120,6 +128,17 @@ HOSTILE = {
     "short member": entry_tar(kernelso=MEMBERS["kernel.so"][:-1]),
     "another's manifest": entry_tar(entryjson=b"{}"),
     "dirty padding": SOUND[:-1] + b"x",
+    "signature of another entry": entry_tar(sign("1" * 64)),
+    "signature in another folder": entry_tar((f"v1/{MANIFEST_DIGEST}.{'0' * 16}.sig", TEXT)),
+    "signature above": entry_tar((f"v1/.signatures/../{MANIFEST_DIGEST}.{'0' * 16}.sig", TEXT)),
+    "signature of no key": entry_tar((f"v1/.signatures/{MANIFEST_DIGEST}.sig", TEXT)),
+    "truncated signature": entry_tar(sign(text=TEXT[:-6] + b"\n")),
+    "signature that is text": entry_tar(sign(text=b"!" * (len(TEXT) - 1) + b"\n")),
+    "signature with a tail": entry_tar(sign(text=TEXT + b"\n")),
+    "signature in another form": entry_tar(sign(text=TEXT[:-1] + b" ")),
+    "signature twice": entry_tar(sign(), sign()),
+    "signatures out of order": entry_tar(sign(signer="1" * 16), sign(signer="0" * 16)),
+    "signature after the members": SOUND + archive.header(sign()[0], len(TEXT)) + TEXT + bytes(-len(TEXT) % 512),
     "file of another mode": SOUND.replace(b"0000644", b"0004755", 1),
 }
 
@@ -203,6 +222,18 @@ def test_a_place_that_cannot_be_written(lab: Lab, tmp_path: Path) -> None:
         assert str(caught.value.hint).startswith(f"{hint}{tmp_path}/")
 
 
+def test_what_is_no_file_is_not_replaced(lab: Lab, tmp_path: Path) -> None:
+    entry, pipe = publish(Store("other", tmp_path / "other")), tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for place in (str(pipe), ""):
+        with pytest.raises(ArgumentError, match="cannot be written: it is no file") as caught:
+            archive.pack([entry], place)
+        assert caught.value.hint == "tlhub cache export kernels.tar.zst"
+    with pytest.raises(OSError, match="it is no file"):
+        write_whole(str(pipe), "")
+    assert pipe.is_fifo()
+
+
 def test_a_full_disk_leaves_what_was_there(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before, entries = lab.file.read_bytes(), [publish(Store("other", tmp_path / "other"))]
 
@@ -232,6 +263,71 @@ def test_a_manifest_with_paths_for_members_never_reaches_the_disk(lab: Lab) -> N
     data = evil.to_bytes()
     tar = archive.header(f"{evil.folder}/entry.json", len(data)) + data + bytes(-len(data) % 512)
     assert not lab.feed(zstd.compress(tar + END))
+
+
+# -- signatures ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def alice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> signature.Signer:
+    """A key that is trusted."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(vouching, "_unkept", set())
+    private, public = keyring.generate("alice")
+    keyring.trust_key("alice", public)
+    return keyring.signer(private)
+
+
+def test_signatures_come_in_with_their_entries(tmp_path: Path, alice: signature.Signer) -> None:
+    source, target = Store("source", tmp_path / "source"), Store("target", tmp_path / "target", signed="require")
+    signed, unsigned = publish(source), publish(source, make_manifest(GENERAL))
+    signature.write(source, signed.manifest.sha256, alice.id, alice.sign(signed.manifest))
+    packed = archive.pack([unsigned, signed], str(tmp_path / "one"))
+    assert packed.refused == ()
+    archive.pack([signed, unsigned], str(tmp_path / "two"))
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+    done = archive.unpack(str(tmp_path / "one"), target)
+    assert [entry.key for entry in done.added] == [signed.key]
+    assert done.refused == ((unsigned.manifest.folder, "nobody whom you trust signed it (you trust alice)"),)
+    assert vouching.voucher(signed.manifest, target.signature) == "alice"
+    again = archive.unpack(str(tmp_path / "one"), target)
+    assert [entry.key for entry in again.present] == [signed.key] and again.added == ()
+
+
+def test_a_signature_follows_its_entry(tmp_path: Path, alice: signature.Signer) -> None:
+    source, target = Store("source", tmp_path / "source"), Store("target", tmp_path / "target")
+    entry = publish(source)
+    archive.pack([entry], str(tmp_path / "before"))
+    archive.unpack(str(tmp_path / "before"), target)
+    signature.write(source, entry.manifest.sha256, alice.id, alice.sign(entry.manifest))
+    archive.pack([entry], str(tmp_path / "after"))
+    assert archive.unpack(str(tmp_path / "after"), target).added == ()
+    assert vouching.voucher(entry.manifest, target.signature) == "alice"
+
+
+def test_a_signature_that_does_not_hold_is_left_out_and_told(tmp_path: Path, alice: signature.Signer) -> None:
+    """Of another entry, by another key, altered: well formed all of them, and found out where the key is trusted."""
+    source, other = Store("source", tmp_path / "source"), make_manifest(GENERAL)
+    entry, mallory = publish(source), keyring.signer(keyring.generate("mallory")[0])
+    good = alice.sign(entry.manifest)
+    told = ((entry.manifest.folder, f"its signature by alice ({alice.id}), which does not hold"),)
+    altered = bytes([good[0] ^ 1]) + good[1:]
+    for number, bad in enumerate((alice.sign(other), mallory.sign(entry.manifest), altered, bytes(64))):
+        signature.write(source, entry.manifest.sha256, alice.id, bad)
+        packed = archive.pack([entry], str(tmp_path / "checked"))  # where it is packed ...
+        assert packed.refused == told
+        keyring.distrust("alice")
+        assert archive.pack([entry], str(tmp_path / "unchecked")).refused == ()
+        keyring.trust_key("alice", str(tmp_path / "config/tlhub/keys/alice.pub"))
+        target = Store("target", tmp_path / f"target{number}")
+        done = archive.unpack(str(tmp_path / "unchecked"), target)  # ... or where it is unpacked
+        assert len(done.added) == 1 and done.refused == told
+        assert signature.find(str(target.root), entry.manifest.sha256) == {}
+        strict = Store("strict", tmp_path / f"strict{number}", signed="require")
+        done = archive.unpack(str(tmp_path / "unchecked"), strict)
+        assert done.added == () and "nobody whom you trust" in done.refused[0][1]
+        assert list(strict.entries()) == []
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from tlhub.specs import Problem
 
 pytestmark = pytest.mark.light
 
-HOST = this_host(abi="1")
+HOST = this_host()._replace(abi="1")
 
 
 def want(**changes: Any) -> Wanted:
@@ -151,8 +151,8 @@ LINUX = Host("linux", "x86_64", "2.36", "1", 580, 101376)
         ({}, LINUX, None),
         ({"abi": "2"}, LINUX, "tvm-ffi ABI 2, here is 1"),
         ({"abi": "2"}, LINUX._replace(abi=""), None),
-        ({}, LINUX._replace(os="darwin"), "for linux x86_64, this machine is darwin x86_64"),
-        ({}, LINUX._replace(machine="aarch64"), "this machine is linux aarch64"),
+        ({}, LINUX._replace(os="darwin"), "for linux x86_64, here is darwin x86_64"),
+        ({}, LINUX._replace(machine="aarch64"), "here is linux aarch64"),
         ({"platform": {**PLATFORM, "glibc": "2.36"}}, LINUX, None),
         ({"platform": {**PLATFORM, "glibc": "2.37"}}, LINUX, "needs glibc 2.37, here is 2.36"),
         ({"platform": {**PLATFORM, "glibc": "2.4"}}, LINUX, None),
@@ -191,10 +191,17 @@ def test_an_entry_for_another_machine_is_found_for_that_machine(store: Store) ->
 
 
 def test_this_host_is_named_as_manifests_name_it() -> None:
-    host = this_host("7", 580, 101376)
-    assert host.abi == "7" and host.driver == 580 and host.shared_memory == 101376
+    host = this_host()
     assert host.machine not in ("amd64", "arm64") and host.machine == host.machine.lower()
     assert host.glibc == "" or all(part.isdigit() for part in host.glibc.split("."))
+
+
+def test_hosts_are_named_as_the_tags_of_wheels_name_them() -> None:
+    host = Host.named("manylinux_2_28_aarch64")
+    assert host == Host("linux", "aarch64", "2.28") and host.platform == "manylinux_2_28_aarch64"
+    assert (
+        Host("linux", "x86_64").platform == "linux x86_64" and Host("darwin", "arm64", "2.28").platform[:6] == "darwin"
+    )
 
 
 def with_m(extent: int | str) -> Problem:

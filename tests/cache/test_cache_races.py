@@ -14,7 +14,7 @@ import pytest
 from cache_children import publish_at_once
 from cache_help import BUILD, MEMBERS, files_below, lookup, make_manifest, publish, serves, until
 
-from tlhub.cache import prune, repair
+from tlhub.cache import locks, placing, prune, repair
 from tlhub.cache.entry import Damaged
 from tlhub.cache.store import Store
 
@@ -122,8 +122,36 @@ def test_what_was_in_the_way_and_is_pruned_is_in_nobodys_way(store: Store, monke
     def pruned_meanwhile(*_: object) -> None:
         prune.clear(store)
 
-    monkeypatch.setattr(store, "_winner", pruned_meanwhile)
+    monkeypatch.setattr(placing, "winner", pruned_meanwhile)
     assert publish(store).published and serves(store)
+
+
+def test_a_folder_that_is_pruned_while_it_is_made_is_made_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, turns = store.make, iter([True, True, False])
+
+    def pruned_meanwhile(below: str) -> object:
+        if below.count("/") > 1 and next(turns, False):
+            raise FileNotFoundError(below)
+        return make(below)
+
+    monkeypatch.setattr(store, "make", pruned_meanwhile)
+    assert publish(store).published and serves(store)
+
+
+def test_a_staging_folder_that_is_swept_before_it_is_locked_is_another(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold, made = locks.hold, []
+
+    def swept_meanwhile(path: str) -> locks.Hold:
+        made.append(path)
+        if len(made) == 1:
+            os.rmdir(path)
+        return hold(path)
+
+    monkeypatch.setattr(locks, "hold", swept_meanwhile)
+    with store.stage() as staged:
+        assert staged.path == made[1] != made[0] and os.path.isdir(staged.path)
 
 
 def test_a_real_limit_of_file_size(store: Store) -> None:

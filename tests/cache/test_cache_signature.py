@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
@@ -280,6 +281,20 @@ def test_names_of_keys(tmp_path: Path) -> None:
         keyring.generate("alice")
 
 
+def test_a_full_disk_leaves_no_half_of_a_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: str, *_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+    public = keyring.generate("alice")[1]
+    with monkeypatch.context() as patch:
+        patch.setattr("tlhub.files.write_whole", full)
+        for attempt in (lambda: keyring.generate("bob"), lambda: keyring.trust_key("alice", public)):
+            with pytest.raises(CacheError, match=r"\.pub cannot be written: No space left on device") as caught:
+                attempt()
+            assert str(caught.value.hint).startswith("df -h /")
+    assert keyring.trusted() == {} and keyring.generate("bob")
+
+
 def test_a_private_key_that_others_can_read_signs_nothing() -> None:
     private, _ = keyring.generate("alice")
     os.chmod(private, 0o640)
@@ -301,10 +316,42 @@ def test_a_copy_is_signed_as_its_original_is(strict: Store, tmp_path: Path) -> N
     assert set(signature.find(str(other.root), entry.manifest.sha256)) == set(keyring.trusted())
 
 
-def test_what_a_package_brings_needs_no_signature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    publish(Store("made", tmp_path / "root"))
+def test_what_a_package_brings_is_held_to_the_policy_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Store("made", tmp_path / "root")
+    entry, shipped = publish(made), prebuilt_store("shipped", str(tmp_path / "root"))
+    assert find(shipped)[0]
     monkeypatch.setenv("TLHUB_SIGNED", "require")
-    assert find(prebuilt_store("shipped", str(tmp_path / "root")))[0]
+    assert find(shipped) == (False, f"{entry.key[:16]}: nobody whom you trust signed it (you trust no key)")
+    sign(made, entry, trust_new())
+    assert find(shipped) == (True, "")
+
+
+# -- signatures that travel ------------------------------------------------------------------------
+
+
+def test_what_travels_is_verified_where_the_key_is_trusted(tmp_path: Path) -> None:
+    store, alice = Store("there", tmp_path / "there"), trust_new()
+    manifest, root = publish(store).manifest, str(store.root)
+    other = alice.sign(make_manifest(source_digest="6" * 64))
+    assert vouching.keep(store, manifest, {alice.id: other, "0" * 16: other}) == (
+        f"its signature by alice ({alice.id}), which does not hold",
+    )
+    assert signature.find(root, manifest.sha256) == {"0" * 16: other}  # nobody here can tell, and it counts nowhere
+    good = alice.sign(manifest)
+    assert vouching.keep(store, manifest, {alice.id: good, "0" * 16: good}) == ()
+    assert signature.find(root, manifest.sha256) == {"0" * 16: other, alice.id: good}  # what is there stays
+    signature.write(store, manifest.sha256, alice.id, other)
+    assert vouching.keep(store, manifest, {alice.id: good}) == ()
+    assert signature.find(root, manifest.sha256)[alice.id] == good  # unless it is wrong
+
+
+def test_where_nobody_can_tell_signatures_are_carried_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, alice = Store("there", tmp_path / "there"), trust_new()
+    manifest = publish(store).manifest
+    for module in ("cryptography.hazmat.primitives", "cryptography.hazmat.primitives.asymmetric"):
+        monkeypatch.setitem(sys.modules, module, None)
+    assert vouching.keep(store, manifest, {alice.id: bytes(64)}) == ()
+    assert signature.find(str(store.root), manifest.sha256) == {alice.id: bytes(64)}
 
 
 def test_signatures_are_no_entries(strict: Store) -> None:

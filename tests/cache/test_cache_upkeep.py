@@ -1,7 +1,8 @@
-"""How a store stays within its size: generations, pins, and the upkeep that nobody asks for."""
+"""How a store stays within its size: generations, keeps, and the upkeep that nobody asks for."""
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from cache_help import GENERAL, MEMBERS, make_manifest, publish, serves
 
-from tlhub.cache import pins, prune, upkeep
+from tlhub.cache import keeps, prune, upkeep
 from tlhub.cache.entry import MANIFEST
 from tlhub.cache.store import Item, Store
 from tlhub.errors import ArgumentError, CacheError
@@ -25,10 +26,10 @@ def item(name: str, age: float, **changes: Any) -> Item:
     return Item(name, make_manifest(config={"name": name}, **changes), None, 100, 2, NOW - age * DAY)
 
 
-def gone(items: list[Item], most: int, pinned: list[Item] | None = None) -> list[str]:
-    digests = frozenset(i.manifest.build_digest for i in pinned or () if i.manifest)
-    plan = prune.plan(items, now=NOW, max_bytes=most, pins=digests)
-    assert {i.folder for i in plan.pinned} <= {i.folder for i in plan.keep}
+def gone(items: list[Item], most: int, kept: list[Item] | None = None) -> list[str]:
+    digests = frozenset(i.manifest.build_digest for i in kept or () if i.manifest)
+    plan = prune.plan(items, now=NOW, max_bytes=most, kept=digests)
+    assert {i.folder for i in plan.spared} <= {i.folder for i in plan.keep}
     return [i.folder for i, _ in plan.remove]
 
 
@@ -48,50 +49,62 @@ def test_an_older_revision_goes_before_what_is_longer_unused() -> None:
     assert gone(items, 100)[-1] == "another schedule's only one"
 
 
-def test_what_is_pinned_is_counted_and_never_goes() -> None:
+def test_what_cannot_be_kept_is_not(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: object, *_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    entry = publish(store)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", full)
+        with pytest.raises(CacheError, match="cannot be kept: No space left on device"):
+            keeps.keep(store, entry.manifest)
+    assert keeps.kept(store) == frozenset()
+
+
+def test_what_is_kept_is_counted_and_never_goes() -> None:
     items = [item("old", 90), item("older", 95), item("new", 1)]
-    assert gone(items, 200, pinned=items[1:2]) == ["old"]
-    assert gone(items, 0, pinned=items[1:2]) == ["old", "new"]
+    assert gone(items, 200, kept=items[1:2]) == ["old"]
+    assert gone(items, 0, kept=items[1:2]) == ["old", "new"]
     plan = prune.plan(
-        items, now=NOW, max_age=30 * DAY, pins={str(items[1].manifest and items[1].manifest.build_digest)}
+        items, now=NOW, max_age=30 * DAY, kept={str(items[1].manifest and items[1].manifest.build_digest)}
     )
-    assert [i.folder for i, _ in plan.remove] == ["old"] and [i.folder for i in plan.pinned] == ["older"]
+    assert [i.folder for i, _ in plan.remove] == ["old"] and [i.folder for i in plan.spared] == ["older"]
 
 
-# -- pins ----------------------------------------------------------------------------------------------
+# -- keeps ---------------------------------------------------------------------------------------------
 
 
 def test_a_pin_holds_against_prune_and_clear_until_it_is_taken_off(store: Store) -> None:
     one, other = publish(store), publish(store, make_manifest(GENERAL))
-    pins.pin(store, one.manifest)
-    pins.pin(store, one.manifest)
-    assert pins.pinned(store) == {one.key}
+    keeps.keep(store, one.manifest)
+    keeps.keep(store, one.manifest)
+    assert keeps.kept(store) == {one.key}
     del other
     one_key, manifest = one.key, one.manifest
     del one
     removed = prune.clear(store)
-    assert removed.count == 1 and [why for _, why in removed.spared] == ["it is pinned"] and serves(store)
+    assert removed.count == 1 and [why for _, why in removed.spared] == ["it is kept"] and serves(store)
     assert [i.manifest.build_digest for i in store.entries() if i.manifest] == [one_key]
-    pins.unpin(store, manifest)
-    pins.unpin(store, manifest)
-    assert prune.clear(store).count == 1 and pins.pinned(store) == frozenset()
+    keeps.release(store, manifest)
+    keeps.release(store, manifest)
+    assert prune.clear(store).count == 1 and keeps.kept(store) == frozenset()
 
 
 def test_a_pin_keeps_no_damaged_entry(store: Store) -> None:
     entry = publish(store)
-    pins.pin(store, entry.manifest)
+    keeps.keep(store, entry.manifest)
     Path(str(entry.folder), MANIFEST).write_bytes(b"{}")
     del entry
-    assert prune.remove(store, prune.plan(store.entries(), now=NOW, pins=pins.pinned(store))).count == 1
+    assert prune.remove(store, prune.plan(store.entries(), now=NOW, kept=keeps.kept(store))).count == 1
 
 
 def test_pins_need_a_store_that_can_be_written(store: Store, tmp_path: Path) -> None:
     entry = publish(store)
     with pytest.raises(CacheError, match="read-only"):
-        pins.pin(Store("site", str(store.root), writable=False), entry.manifest)
-    (Path(str(store.root)) / "v1" / ".pins").symlink_to(tmp_path)
+        keeps.keep(Store("site", str(store.root), writable=False), entry.manifest)
+    (Path(str(store.root)) / "v1" / ".keeps").symlink_to(tmp_path)
     with pytest.raises(CacheError, match="is a link"):
-        pins.pin(store, entry.manifest)
+        keeps.keep(store, entry.manifest)
 
 
 # -- upkeep --------------------------------------------------------------------------------------------

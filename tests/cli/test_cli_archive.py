@@ -127,3 +127,8 @@ def test_what_is_damaged_is_left_out(tlhub, filled, tmp_path, monkeypatch):
     done = tlhub("cache", "export", file, "--json")
     assert done.code == 1 and f"left out: {first.parent.relative_to(there)}: " in done.stderr
     assert [entry["key"][:16] for entry in done.json["entries"]] == [second.parent.name]
+    done = tlhub("cache", "export", file, "--kernel", "attention")
+    assert done.code == 1 and "left out" not in done.stderr and "nothing to export" in done.stderr
+    second.write_bytes(b"altered")
+    done = tlhub("cache", "export", file)
+    assert done.code == 1 and done.stderr.count("left out") == 2 and "no entry that is meant is whole" in done.stderr

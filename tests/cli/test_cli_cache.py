@@ -137,6 +137,12 @@ def test_verify_finds_one_flipped_byte(tlhub, store):
     assert moved["entry"] == damaged[0]["entry"] and os.path.isfile(f"{moved['to']}/kernel.so")
     assert tlhub("cache", "verify").code == 0 and tlhub("cache", "verify", "--repair").code == 0
     assert tlhub("cache", "ls", "--json").json["count"] == 1
+    orphan = store / "v1" / ".signatures" / f"{'0' * 64}.{'0' * 16}.sig"
+    orphan.parent.mkdir()
+    orphan.write_text("")
+    os.utime(orphan, (1, 1))
+    swept = tlhub("cache", "verify", "--repair", "--json")
+    assert swept.json["orphans"] == 1 and "1 signature of no entry removed" in swept.stderr and not orphan.exists()
 
 
 def test_a_folder_that_is_a_file(tlhub, tmp_path, monkeypatch):

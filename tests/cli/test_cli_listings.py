@@ -210,6 +210,23 @@ def test_doctor_looks_after_the_cache(monkeypatch, cold_cache):
     assert "'1x'" in wrong.detail and wrong.hint == "export TLHUB_CACHE_SIZE=10GiB"
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "said", "hint"),
+    [
+        ("TLHUB_OFFLINE", "false", "TLHUB_OFFLINE is 'false'; allowed are 0 and 1", "export TLHUB_OFFLINE=1"),
+        ("TLHUB_RECORD", "/dev/null/x", "TLHUB_RECORD: cannot record to '/dev/null/x'", "export TLHUB_RECORD=w"),
+    ],
+)
+def test_doctor_judges_variables_as_they_are_read(monkeypatch, tmp_path, name, value, said, hint):
+    from tlhub.cli import doctor
+
+    monkeypatch.setenv(name, value)
+    (wrong,) = (c for c in doctor._environment() if c.state == "failed")
+    assert said in wrong.detail and wrong.hint.startswith(hint)
+    monkeypatch.setenv(name, "1" if name == "TLHUB_OFFLINE" else str(tmp_path / "new" / "workload.toml"))
+    assert {c.state for c in doctor._environment()} == {"ok"} and not (tmp_path / "new").exists()
+
+
 def test_a_check_that_breaks_is_a_failed_one(monkeypatch):
     from tlhub.cli import doctor
 

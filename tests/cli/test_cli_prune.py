@@ -1,7 +1,8 @@
-"""What prune and clear remove, and what pins keep."""
+"""What prune and clear remove, and what is kept."""
 
 from __future__ import annotations
 
+import errno
 import os
 import pty
 import subprocess
@@ -107,25 +108,35 @@ def test_clear_asks_on_a_terminal(store, answer, left, code):
     assert process.returncode == code and len(libraries(store)) == left
 
 
-def test_a_pinned_entry_is_spared_until_it_is_unpinned(tlhub, store, wrong):
+def test_a_kept_entry_is_spared_until_it_is_released(tlhub, store, wrong):
     first, second = entries(tlhub)
-    pinned = tlhub("cache", "pin", first["key"][:12], str(store / first["entry"]))
-    assert pinned.code == 0 and "pinned" in pinned.stderr and "gemm" in pinned.stderr
-    assert [e["pinned"] for e in entries(tlhub)] == [True, False]
-    assert [" pinned " in row for row in tlhub("cache", "ls").stdout.splitlines()[1:]] == [True, False]
-    assert "pinned" in tlhub("cache", "info", first["key"]).stdout
+    kept = tlhub("cache", "keep", first["key"][:12], str(store / first["entry"]))
+    assert kept.code == 0 and "kept" in kept.stderr and "gemm" in kept.stderr
+    assert [e["kept"] for e in entries(tlhub)] == [True, False]
+    assert [" kept " in row for row in tlhub("cache", "ls").stdout.splitlines()[1:]] == [True, False]
+    assert "kept" in tlhub("cache", "info", first["key"]).stdout
     plan = tlhub("cache", "prune", "--max-size", "0", "--dry-run")
-    assert "1 entry would be spared: pinned" in plan.stderr
+    assert "1 entry would be spared: kept" in plan.stderr
     gone = tlhub("cache", "clear", "--yes", "--json").json
-    assert gone["removed"] == 1 and [s["reason"] for s in gone["spared"]] == ["it is pinned"]
+    assert gone["removed"] == 1 and [s["reason"] for s in gone["spared"]] == ["it is kept"]
     assert [e["key"] for e in entries(tlhub)] == [first["key"]]
-    assert tlhub("cache", "unpin", first["key"]).code == 0
+    assert tlhub("cache", "release", first["key"]).code == 0
     assert tlhub("cache", "prune", "--max-size", "0", "--json").json["removed"] == 1
-    assert "no entry" in wrong("cache", "pin", second["key"])
+    assert "no entry" in wrong("cache", "keep", second["key"])
 
 
-def test_a_damaged_entry_cannot_be_pinned(tlhub, store):
+def test_a_damaged_entry_cannot_be_kept(tlhub, store):
     manifest = libraries(store)[0].parent / "entry.json"
     manifest.write_text("{}")
-    outcome = tlhub("cache", "pin", manifest.parent.name)
+    outcome = tlhub("cache", "keep", manifest.parent.name)
     assert outcome.code == 1 and "not usable" in outcome.stderr
+
+
+def test_what_cannot_be_removed_is_a_problem(tlhub, store, monkeypatch):
+    def read_only(*_):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr("tlhub.cache.prune.move", read_only)
+    for command in (("prune", "--max-size", "0"), ("clear", "--yes")):
+        done = tlhub("cache", *command)
+        assert done.code == 1 and "2 entries spared: Read-only file system" in done.stderr

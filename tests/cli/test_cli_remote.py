@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "remote"))
-from registry_lab import Daemon, closed_port, find_registry
+from registry_lab import Daemon, Fault, Proxy, closed_port, find_registry
 from remote_help import content, fill, make_manifest, publish
 
 from tlhub import catalog
@@ -91,16 +91,46 @@ def test_a_kernel_is_served_from_a_registry(tlhub, daemon, cache, monkeypatch, s
     assert tlhub("cache", "prewarm", *problem).code == 0
     place = daemon.place("cli/served")
     assert tlhub("remote", "push", place, "--kernel", "gemm").code == 0
-    cache("server")
+    there = cache("server")
     monkeypatch.setenv("TLHUB_COMPILE", "never")
     monkeypatch.setenv("TLHUB_STORES", place)
     hub.forget()
-    assert tlhub("explain", *problem).code == 0
+    told = tlhub("explain", *problem)
+    assert told.code == 0 and "it will be downloaded" in told.stdout
+    assert tlhub("explain", *problem, "--json").json["hit"]["origin"] == "remote"
+    assert tlhub("cache", "check", *problem, "--json").json["problems"][0]["store"] == place
+    assert len(json.loads(tlhub("pin", *problem).stdout)["pins"]) == 1
+    assert list(there.entries()) == [], "telling downloads nothing"
     first = tlhub("cache", "prewarm", *problem, "--json").json
     assert first["present"] == 1, first
     monkeypatch.setenv("TLHUB_OFFLINE", "1")
     hub.forget()
     assert tlhub("get", *problem, "--json").json["origin"] in ("cache", "memory")
+
+
+def test_an_export_brings_what_a_registry_has(tlhub, daemon, cache, monkeypatch, shared_cache, tmp_path):
+    from tlhub import hub
+
+    monkeypatch.setenv("TLHUB_CACHE_DIR", shared_cache)
+    problem = ("gemm", "8,8,8", "--dtype", "float32")
+    assert tlhub("cache", "prewarm", *problem).code == 0
+    with Proxy(daemon.port, Fault()) as proxy:
+        place = proxy.place("cli/export")
+        assert tlhub("remote", "push", place, "--kernel", "gemm").code == 0
+        there, file = cache("server"), tmp_path / "work.toml"
+        file.write_text('[[problem]]\nkernel = "gemm"\nshape = [8, 8, 8]\ndtype = "float32"\n')
+        monkeypatch.setenv("TLHUB_COMPILE", "never")
+        monkeypatch.setenv("TLHUB_STORES", place)
+        hub.forget()
+        assert tlhub("explain", *problem).code == 0  # the list is known from here on, and the entry is not here
+        proxy.broken("dead", "GET", "/blobs/")
+        failed = tlhub("cache", "export", str(tmp_path / "x"), "--from", str(file))
+        assert failed.code == 1 and f"cannot be brought from {place}" in failed.stderr and not (tmp_path / "x").exists()
+        assert tlhub("get", *problem).code == 1
+        proxy.fault.kind = ""
+        monkeypatch.setattr("tlhub.remote.store._SULK", 0.0)
+        done = tlhub("cache", "export", str(tmp_path / "x"), "--from", str(file), "--json")
+        assert len(done.json["entries"]) == 1 and len(list(there.entries())) == 1, done.stderr
 
 
 def test_what_is_typed_wrong(tlhub, wrong, cache, tmp_path):

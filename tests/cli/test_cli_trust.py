@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import subprocess
+import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -78,6 +82,92 @@ def test_what_one_builds_under_require_serves_again(tlhub, cold_cache, people, m
     again = tlhub("cache", "prewarm", *PROBLEM, "--json").json
     assert again["present"] == 1
     assert tlhub("trust", "check", "--json").json["entries"][0]["vouched_for_by"] == "here"
+
+
+@pytest.fixture
+def signed(tlhub, built, people):
+    """The cache of alice, who signed its one entry, and the file of her public key."""
+    from tlhub import hub
+
+    public = tlhub("trust", "keygen", "release").stdout.strip()
+    assert tlhub("trust", "sign", "--key", "release").code == 0
+    people("bob")
+    hub.forget()
+    return public
+
+
+def be_elsewhere(tmp_path, monkeypatch):
+    """Have an empty cache, and serve only what somebody trusted signed."""
+    from tlhub import hub
+
+    for name, value in (("CACHE_DIR", str(tmp_path / "elsewhere")), ("SIGNED", "require"), ("COMPILE", "never")):
+        monkeypatch.setenv(f"TLHUB_{name}", value)
+    hub.forget()
+
+
+def break_signature(folder):
+    (file,) = Path(folder, "v1", ".signatures").iterdir()
+    file.write_text("A" * 86 + "==\n")
+
+
+def test_signatures_go_with_an_archive(tlhub, built, signed, tmp_path, monkeypatch):
+    file = str(tmp_path / "kernels.tar.zst")
+    assert tlhub("cache", "export", file, "--json").json["left_out"] == []
+    be_elsewhere(tmp_path, monkeypatch)
+    refused = tlhub("cache", "import", file)
+    assert refused.code == 1 and "refused: v1/" in refused.stderr and "nobody whom you trust" in refused.stderr
+    tlhub("trust", "add", "alice", signed)
+    assert tlhub("cache", "import", file, "--json").json["refused"] == []
+    assert tlhub("trust", "check", "--json").json["entries"][0]["vouched_for_by"] == "alice"
+    assert tlhub("get", *PROBLEM, "--json").json["origin"] == "cache"
+
+
+def test_a_broken_signature_is_told_and_left_behind(tlhub, built, signed, tmp_path, monkeypatch):
+    break_signature(built)
+    file, problem = str(tmp_path / "kernels.tar.zst"), tmp_path / "workload.toml"
+    assert tlhub("cache", "export", file).code == 0  # bob does not know alice yet
+    tlhub("trust", "add", "alice", signed)
+    done = tlhub("cache", "export", str(tmp_path / "again"), "--json")
+    assert done.code == 1 and len(done.json["entries"]) == 1
+    assert "left out: v1/" in done.stderr and "its signature by alice" in done.json["left_out"][0]["reason"]
+    problem.write_text('[[problem]]\nkernel = "gemm"\nshape = [8, 8, 8]\ndtype = "float32"\n')
+    done = tlhub("package", "build", "--from", str(problem), "--into", str(tmp_path))
+    assert done.code == 1 and "cannot be packed with its signature by alice" in done.stderr
+    monkeypatch.setenv("TLHUB_CACHE_DIR", str(tmp_path / "elsewhere"))
+    done = tlhub("cache", "import", file, "--json")
+    assert done.code == 1 and len(done.json["added"]) == 1 and "its signature" in done.json["refused"][0]["reason"]
+    assert not (tmp_path / "elsewhere" / "v1" / ".signatures").exists()
+
+
+def test_signatures_go_with_a_wheel(tlhub, built, signed, people, tmp_path, monkeypatch):
+    problem = tmp_path / "workload.toml"
+    problem.write_text('[[problem]]\nkernel = "gemm"\nshape = [8, 8, 8]\ndtypes = ["float32", "float64"]\n')
+    wheels = []
+    for name in ("one", "two"):
+        done = tlhub("package", "build", "--from", str(problem), "--into", str(tmp_path / name), "--json")
+        assert done.code == 0, done.stderr
+        wheels.append(Path(done.json["wheel"]))
+    assert wheels[0].read_bytes() == wheels[1].read_bytes()
+    by_type = {entry["dtype"]: entry["signed_by"] for entry in done.json["entries"]}
+    assert len(by_type["float32"]) == 1 and by_type["float64"] == []
+    zipfile.ZipFile(wheels[0]).extractall(tmp_path / "site")
+    be_elsewhere(tmp_path, monkeypatch)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "site"), os.environ.get("PYTHONPATH", "")]))
+
+    def ask(dtype):
+        command = [sys.executable, "-m", "tlhub", "get", "gemm", "8,8,8", "--dtype", dtype, "--json"]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert ask("float32").returncode == 1
+    tlhub("trust", "add", "alice", signed)
+    assert json.loads(ask("float32").stdout)["origin"] == "prebuilt"
+    assert ask("float64").returncode == 1  # nobody signed that
+    (file,) = (tmp_path / "site").glob("*/store/v1/.signatures/*.sig")
+    for text in (file.read_bytes()[:40], b"A" * 86 + b"==\n", b""):
+        file.write_bytes(text)
+        people("carol")  # who has no notes of what was verified
+        tlhub("trust", "add", "alice", signed)
+        assert ask("float32").returncode == 1
 
 
 def test_a_damaged_entry_is_not_signed(tlhub, built):

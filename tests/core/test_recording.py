@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 
 import tlhub
 from tlhub import catalog, recording
+from tlhub.cache import locks
 from tlhub.errors import ArgumentError, NotPrebuilt
 from tlhub.problem import make
 from tlhub.workload import Item, read, show, tomllib
@@ -131,6 +134,59 @@ def test_a_place_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (tmp_path / "file").unlink()
     ask(4, 5, 6)
     assert len(recorded(tmp_path / "file" / "w.toml")) == 2  # the one that could not be written, too
+
+
+def test_who_waits_to_write_keeps_nobody_else_waiting(tmp_path: Path) -> None:
+    """Another process has the file; of this one's threads a single one waits for it, and writes what all looked up."""
+    tlhub.record(tmp_path / "w.toml")
+    kernel = catalog.load().kernel("gemm")
+    problems = [make(kernel, (m, 2, 3), "float32", {}) for m in range(1, 5)]
+    with locks.keyed(str(tmp_path), ".w.toml", 0.0, None, 0o644) as lock:
+        assert lock
+        waiting = threading.Thread(target=recording.note, args=(kernel, problems[0], ARCH, None))
+        waiting.start()
+        while not recording._writing.locked():
+            time.sleep(0.001)
+        for problem in problems[1:]:
+            recording.note(kernel, problem, ARCH, None)
+        assert waiting.is_alive() and not (tmp_path / "w.toml").exists()
+    waiting.join()
+    assert [item.shape["M"] for item in recorded(tmp_path / "w.toml")] == [1, 2, 3, 4]
+
+
+def test_another_place_meanwhile_gets_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tlhub.record(tmp_path / "old.toml")
+    write = recording._write
+
+    def moved(path: str, lookups: object) -> None:
+        write(path, lookups)  # type: ignore[arg-type]
+        monkeypatch.setattr(recording, "_write", write)
+        tlhub.record(tmp_path / "new.toml")
+
+    monkeypatch.setattr(recording, "_write", moved)
+    ask(1, 2, 3)
+    assert len(recorded(tmp_path / "old.toml")) == len(recorded(tmp_path / "new.toml")) == 1
+
+
+@pytest.mark.parametrize("name", ["new.toml", "folder/", "a/b/c.toml", "there", "dangling"])
+def test_a_place_that_can_be_is_judged_so_and_left_alone(tmp_path: Path, name: str) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "dangling").symlink_to("elsewhere.toml")
+    before = sorted(tmp_path.rglob("*"))
+    recording.check(f"{tmp_path}/{name}")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("file/w.toml", "Not a directory"), ("notes.txt", "it is no workload"), ("bytes", "codec can't decode")],
+)
+def test_a_place_that_cannot_be_is_judged_so(tmp_path: Path, name: str, why: str) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "notes.txt").write_text("milk, bread\n")
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
+    with pytest.raises(ArgumentError, match=f"cannot record to .*: .*{why}"):
+        recording.check(f"{tmp_path}/{name}")
 
 
 def test_a_warm_lookup_notes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ MANIFESTS = [
     make_manifest(problem(m), ARCH).with_members({name: Member.of(data) for name, data in CONTENT.items()})
     for m in (1, 2, 3)
 ]
-FRONT, PLAN = layer.plan(MANIFESTS, {(MANIFESTS[0].sha256, "0" * 16): bytes(64)})
+FRONT, PLAN = layer.plan(MANIFESTS, {MANIFESTS[0].sha256: {"0" * 16: bytes(64)}})
 GOOD = artifact.document([artifact.Layer(ARCH, f"sha256:{'0' * 64}", 10_000, layer.sha256(FRONT), len(FRONT))])
 
 ODD_NAMES = st.sampled_from(

@@ -240,6 +240,8 @@ def test_off_means_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: p
     with pytest.raises(LookupError):
         tlhub.get(*ask)
     assert "TLHUB_OFFLINE is set" in str(tlhub.explain(*ask))
+    monkeypatch.setenv("TLHUB_OFFLINE", "yes")  # who mistypes it does not mean that the network is wanted
+    assert "TLHUB_OFFLINE is 'yes'; allowed are 0 and 1" in str(tlhub.explain(*ask))
     monkeypatch.delenv("TLHUB_OFFLINE")
     monkeypatch.setattr(module, "_PAUSES", ())
     with pytest.raises(AssertionError, match="a socket"):  # the traps work

@@ -115,6 +115,24 @@ def test_a_store_that_requires_signatures_takes_no_other_entry(daemon: Daemon, s
     assert done.entries == 1 and [i.manifest.sha256 for i in strict.entries() if i.manifest] == [signed.manifest.sha256]
 
 
+def test_a_signature_that_does_not_hold_is_left_out_and_told(
+    daemon: Daemon, source: Store, target: Store, tmp_path: Path
+) -> None:
+    place, (private, public) = daemon.place("signed/wrong"), keyring.generate("alice")
+    entry, other = fill(source, 2)
+    alice = keyring.signer(private)
+    signature.write(source, entry.manifest.sha256, alice.id, alice.sign(other.manifest))
+    assert push(place, source).refused == []
+    keyring.trust_key("alice", public)
+    told = [(entry.manifest.folder, f"its signature by alice ({alice.id}), which does not hold")]
+    assert push(daemon.place("signed/told"), source).refused == told
+    got = pull(place, target)
+    assert got.entries == 2 and got.refused == told
+    again = pull(place, target)
+    assert again.present == 2 and again.refused == told
+    assert signature.find(str(target.root), entry.manifest.sha256) == {}
+
+
 @pytest.mark.parametrize("settle", [True])
 def test_concurrent_pushes_lose_nothing(daemon: Daemon, tmp_path: Path, target: Store) -> None:
     """Eight at once to one tag, as the ranks of a sharded build do."""

@@ -27,6 +27,7 @@ class Compiler:
         self.broken: set[str] = set()
         self.least_driver = 0
         self.resources: dict[str, int] = {}
+        self.host = this_host()._replace(glibc="")
 
     def build(self, _: Any, kernel: Any, problem: Any, schedule: Any, config: Any, arch: str, target: Any, folder: str):
         if schedule.name in self.broken:
@@ -34,9 +35,18 @@ class Compiler:
         self.made.append((schedule.name, arch, problem))
         with open(os.path.join(folder, "kernel.so"), "wb") as file:
             file.write(f"{schedule.name} {arch} {len(self.made)}".encode())
-        host = this_host()
         versions = {"fake": "1"}
-        return Built(versions, ABI, host.machine, "", self.resources, self.least_driver, (), ("kernel.so",), 0.01)
+        return Built(
+            versions,
+            ABI,
+            self.host.machine,
+            self.host.glibc,
+            self.resources,
+            self.least_driver,
+            (),
+            ("kernel.so",),
+            0.01,
+        )
 
 
 def install(patch: pytest.MonkeyPatch) -> Compiler:

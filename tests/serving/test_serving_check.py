@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tlhub import hub
+from tlhub.cache.chain import Host
 
 pytestmark = pytest.mark.light
 
@@ -122,6 +123,37 @@ def test_what_ranks_lower_covers_and_is_named(compiler, cli):
         and told["schedule"] == "lower"
         and told["why"] == [f"{usual.name} ranks higher and is not there"]
     )
+
+
+@pytest.mark.parametrize(
+    ("platform", "missing"),
+    [
+        ("manylinux_2_28_x86_64", None),
+        ("manylinux_2_17_x86_64", "it needs glibc 2.28, here is 2.17"),
+        ("manylinux_2_28_aarch64", "it is for linux x86_64, here is linux aarch64"),
+    ],
+)
+def test_the_platform_of_those_that_serve(compiler, cli, platform, missing):
+    compiler.host = Host("linux", "x86_64", "2.28")
+    problem = ("gemm", "64,64,64", "--dtype", "float32", "--schedule", "simt", "--arch", ARCH)
+    assert cli("cache", "prewarm", *problem).exit_code == 0
+    code, document, stderr = check(cli, *problem, "--platform", platform)
+    assert code == (1 if missing else 0) and document["platform"] == platform and f"missing on {platform}" in stderr
+    assert [missing in why for p in document["problems"] for why in p["why"]] == ([True] if missing else [])
+    assert cli("pin", *problem, "--platform", platform).exit_code == code
+
+
+def test_a_machine_without_a_name_for_wheels(compiler, cli, monkeypatch):
+    monkeypatch.setattr("tlhub.cache.chain.this_host", lambda: Host("darwin", "arm64"))
+    problem = ("gemm", "64,64,64", "--dtype", "float32", "--arch", "cpu:x86-64-v3")
+    _, document, stderr = check(cli, *problem)
+    assert document["platform"] == "darwin arm64" and "missing on darwin arm64" in stderr
+
+
+@pytest.mark.parametrize("platform", ["linux", "manylinux_2_x86_64", "manylinux2014_x86_64", "", "manylinux_2_28_X/"])
+def test_a_platform_that_is_none(cli, platform):
+    done = cli("cache", "check", "gemm", "8,8,8", "--dtype", "float32", "--platform", platform)
+    assert done.exit_code == 2 and "is no platform" in done.stderr and "hint: --platform " in done.stderr
 
 
 @pytest.mark.parametrize("driver", ["new", "-1", "5x"])

@@ -1,9 +1,9 @@
 """Archives: entries in one file, to be carried from the machine that builds to those that serve.
 
-A tar file under zstd, in one form only: of each entry, in the order of their folders, ``entry.json`` and then the
-members by name, as regular files whose headers hold a name and a size and nothing of their writer. So the same entries
-are the same bytes, and a reader takes nothing from the file but what it expects: names, sizes and hashes are those of
-the manifest before, and no path of the file ever reaches the disk.
+A tar file under zstd, in one form only: of each entry, in the order of their folders, ``entry.json``, its signatures by
+key and then the members by name, as regular files whose headers hold a name and a size and nothing of their writer. So
+the same entries are the same bytes, and a reader takes nothing from the file but what it expects: names, sizes and
+hashes are those of the manifest before, and no path of the file ever reaches the disk.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO, NamedTuple
 
+from tlhub.cache import copying, signature, vouching
 from tlhub.cache.entry import Damaged, Entry
 from tlhub.cache.manifest import LARGEST_MANIFEST, MANIFEST, Manifest, Member
 from tlhub.cache.store import Store
@@ -35,22 +36,30 @@ END = bytes(2 * tarfile.BLOCKSIZE)
 _BLOCK = tarfile.BLOCKSIZE
 _CHUNK = 1 << 20
 _EXAMPLE = "kernels.tar.zst"
+_MOST_SIGNATURES = 1000  # of one entry
+
+Signatures = dict[str, bytes]
+"""Of one entry, by the ids of their keys."""
 
 Members = Iterator[tuple[str, Iterator[bytes]]]
 
 
 class Packed(NamedTuple):
-    """What an archive was made of: its entries' manifests, and the bytes of the file."""
+    """What an archive was made of: its entries' manifests, the bytes of the file, and folder and reason of what of
+    their signatures was left out."""
 
     manifests: tuple[Manifest, ...]
     size: int
+    refused: tuple[tuple[str, str], ...]
 
 
 class Unpacked(NamedTuple):
-    """What came of an archive: the entries that were not in the store before, and those that were."""
+    """What came of an archive: the entries that were not in the store before, and those that were; and folder and
+    reason of entries that were refused, or signatures of theirs."""
 
     added: tuple[Entry, ...]
     present: tuple[Entry, ...]
+    refused: tuple[tuple[str, str], ...]
 
 
 class Refused(Exception):
@@ -58,20 +67,26 @@ class Refused(Exception):
 
 
 def pack(entries: Iterable[Entry], path: str) -> Packed:
-    """Write the archive of *entries*, each build once, to the file *path*, which appears whole or not at all.
+    """Write the archive of *entries*, each build once and with its signatures, to the file *path*, which appears whole
+    or not at all.
 
     Raises Damaged for an entry that is not whole, CacheError where the file cannot be written, and without a library
     for zstd, and ArgumentError for what is no name of a file.
     """
     chosen = {entry.manifest.folder: entry for entry in entries}
+    refused: list[tuple[str, str]] = []
+    lists = functools.cache(signature.listed)
     zstd = _zstd()
     _check_place(path)
     try:
         with replacing(os.path.realpath(path)) as file:
             with zstd.open(file, "wb", level=LEVEL) as stream:
                 for folder in sorted(chosen):
-                    for name, data in _files(chosen[folder]).items():
-                        stream.write(header(f"{folder}/{name}", len(data)))
+                    found = signature.beside(chosen[folder], lists)
+                    signatures, wrong = vouching.sift(chosen[folder].manifest, found)
+                    refused += ((folder, reason) for reason in wrong)
+                    for name, data in _files(chosen[folder], signatures).items():
+                        stream.write(header(name, len(data)))
                         stream.write(padded(data))
                 stream.write(END)
             file.flush()
@@ -80,9 +95,9 @@ def pack(entries: Iterable[Entry], path: str) -> Packed:
     except OSError as error:
         if isinstance(error, Damaged):
             raise
-        reason = error.strerror or error
-        raise CacheError(f"the archive {path!r} cannot be written: {reason}", hint="df -h .") from error
-    return Packed(tuple(chosen[folder].manifest for folder in sorted(chosen)), size)
+        hint = f"df -h {shlex.quote(os.path.dirname(path) or '.')}"
+        raise CacheError(f"the archive {path!r} cannot be written: {error.strerror or error}", hint=hint) from error
+    return Packed(tuple(chosen[folder].manifest for folder in sorted(chosen)), size, tuple(refused))
 
 
 def verify(path: str) -> tuple[Manifest, ...]:
@@ -95,37 +110,49 @@ def verify(path: str) -> tuple[Manifest, ...]:
 
 
 def unpack(path: str, store: Store, meant: Callable[[Manifest], bool] = lambda manifest: True) -> Unpacked:
-    """Publish the entries of the archive *path* that are *meant* in *store*; what it has already stays as it is.
+    """Publish the entries of the archive *path* that are *meant* in *store*, with their signatures; what it has already
+    stays as it is.
 
-    Nothing is written before the whole file was verified. Raises what ``verify`` does, and CacheError where the
-    store takes nothing.
+    Nothing is written before the whole file was verified; what the store would not serve for want of a signature is
+    refused. Raises what ``verify`` does, and CacheError where the store takes nothing.
     """
     chosen = {manifest.build_digest for manifest in verify(path) if meant(manifest)}
     store.check()
     added: list[Entry] = []
     present: list[Entry] = []
+    refused: list[tuple[str, str]] = []
     with _reading(path) as stream:
-        for manifest, members in _entries(stream):
-            if manifest.build_digest not in chosen:
-                _skipped(manifest, members)
-            elif there := _whole(store, manifest):
-                _skipped(manifest, members)
+        for manifest, signatures, members in _entries(stream):
+            meant_here = manifest.build_digest in chosen
+            reason = vouching.unwanted(store, manifest, signatures) if meant_here else None
+            if not meant_here or reason:
+                _skip(members)
+                refused += [(manifest.folder, reason)] if reason else []
+                continue
+            wrong: tuple[str, ...] = ()
+            if there := copying.find(store, manifest):
+                _skip(members)
                 present.append(there)
+                if there.manifest.sha256 == manifest.sha256:
+                    wrong = vouching.keep(store, manifest, signatures)
             else:
-                added.append(_publish(store, manifest, members))
-    return Unpacked(tuple(added), tuple(present))
+                with vouching.keeping(store, manifest, signatures) as wrong:
+                    added.append(_publish(store, manifest, members))
+            refused += ((manifest.folder, reason) for reason in wrong)
+    return Unpacked(tuple(added), tuple(present), tuple(refused))
 
 
 def read(stream: BinaryIO) -> Iterator[Manifest]:
     """Iterate over the manifests of an archive without its compression, verifying each entry. Raises Refused."""
-    for manifest, members in _entries(stream):
-        yield _skipped(manifest, members)
+    for manifest, _, members in _entries(stream):
+        _skip(members)
+        yield manifest
 
 
 # -- reading: everything is expected, nothing is believed ------------------------------------------------------
 
 
-def _entries(stream: BinaryIO) -> Iterator[tuple[Manifest, Members]]:
+def _entries(stream: BinaryIO) -> Iterator[tuple[Manifest, Signatures, Members]]:
     """Iterate over the entries; the members of one are to be read before the next is asked for. Raises Refused."""
     last = ""
     while (block := _exactly(stream, _BLOCK)) != END[:_BLOCK]:
@@ -143,15 +170,34 @@ def _entries(stream: BinaryIO) -> Iterator[tuple[Manifest, Members]]:
         if folder <= last:
             raise Refused(f"{folder!r} is out of order, or there twice")
         last = folder
-        yield manifest, _members(stream, folder, manifest)
+        signatures, follows = _signatures(stream, manifest)
+        yield manifest, signatures, _members(stream, manifest, follows)
     if _exactly(stream, _BLOCK) != END[:_BLOCK] or stream.read(1):
         raise Refused("something follows its end")
 
 
-def _members(stream: BinaryIO, folder: str, manifest: Manifest) -> Members:
-    for member, known in sorted(manifest.members.items()):
-        name = f"{folder}/{member}"
-        found = _named(_exactly(stream, _BLOCK))
+def _signatures(stream: BinaryIO, manifest: Manifest) -> tuple[Signatures, tuple[str, int]]:
+    """Return the signatures of an entry, and name and size of the file that follows them."""
+    found: Signatures = {}
+    last = f"{signature.SIGNATURES}/{manifest.sha256}."
+    while (follows := _named(_exactly(stream, _BLOCK)))[0].startswith(f"{signature.SIGNATURES}/"):
+        name, size = follows
+        signed = signature.NAME.fullmatch(name.rpartition("/")[2])
+        if signed is None or signed[1] != manifest.sha256 or name <= last or len(found) == _MOST_SIGNATURES:
+            raise Refused(f"{name!r} stands where a signature of {manifest.folder!r} should, or is out of order")
+        data = b"".join(_content(stream, name, size)) if size == signature.TEXT_LENGTH else b""
+        made = signature.from_text(data)
+        if made is None or data != signature.to_text(made):
+            raise Refused(f"{name!r} holds no signature")
+        found[signed[2]], last = made, name
+    return found, follows
+
+
+def _members(stream: BinaryIO, manifest: Manifest, found: tuple[str, int]) -> Members:
+    """Iterate over the members. *found*: name and size of the first, whose header was read."""
+    for position, (member, known) in enumerate(sorted(manifest.members.items())):
+        name = f"{manifest.folder}/{member}"
+        found = _named(_exactly(stream, _BLOCK)) if position else found
         if found != (name, known.size):
             raise Refused(f"{found[0]!r} of {found[1]} bytes stands where {name!r} of {known.size} should")
         yield member, _content(stream, name, known.size, known)
@@ -206,28 +252,35 @@ def _exactly(stream: BinaryIO, size: int) -> bytes:
     return data
 
 
-def _skipped(manifest: Manifest, members: Members) -> Manifest:
+def _skip(members: Members) -> None:
     for _, chunks in members:
         for _ in chunks:
             pass
-    return manifest
 
 
 # -- the ends: a file, a store --------------------------------------------------------------------------------------
 
 
-def _files(entry: Entry) -> dict[str, bytes]:
-    """Return the verified bytes of the files of *entry*, in order. Raises Damaged."""
+def _files(entry: Entry, signatures: Signatures) -> dict[str, bytes]:
+    """Return the files of *entry* in order, their bytes verified. Raises Damaged."""
     entry.hold()
-    members = {name: entry.read(name) for name in sorted(entry.manifest.members)}
-    return {MANIFEST: entry.manifest.to_bytes(), **members}
+    folder, digest = entry.manifest.folder, entry.manifest.sha256
+    return {
+        f"{folder}/{MANIFEST}": entry.manifest.to_bytes(),
+        **{
+            f"{signature.SIGNATURES}/{signature.file_name(digest, signer)}": signature.to_text(signatures[signer])
+            for signer in sorted(signatures)
+        },
+        **{f"{folder}/{name}": entry.read(name) for name in sorted(entry.manifest.members)},
+    }
 
 
 def _check_place(path: str) -> None:
     folder = os.path.dirname(path) or "."
-    if os.path.isdir(path):
-        hint = f"tlhub cache export {shlex.quote(os.path.join(path, _EXAMPLE))}"
-        raise ArgumentError(f"the archive {path!r} cannot be written: it is a folder", argument="file", hint=hint)
+    if not path or (os.path.exists(path) and not os.path.isfile(path)):
+        what, better = ("a folder", os.path.join(path, _EXAMPLE)) if os.path.isdir(path) else ("no file", _EXAMPLE)
+        hint = f"tlhub cache export {shlex.quote(better)}"
+        raise ArgumentError(f"the archive {path!r} cannot be written: it is {what}", argument="file", hint=hint)
     if not os.path.isdir(folder):
         hint = f"mkdir -p {shlex.quote(folder)}"
         text = f"the archive {path!r} cannot be written: there is no folder {folder!r}"
@@ -243,16 +296,6 @@ def _publish(store: Store, manifest: Manifest, members: Members) -> Entry:
     if not entry.published:
         raise store.unkept or CacheError("the entry is kept in memory only")
     return entry
-
-
-def _whole(store: Store, manifest: Manifest) -> Entry | None:
-    """Return the entry of *store* that is that build, if it is whole."""
-    for entry in store.lookup(manifest.arch, manifest.kernel, manifest.problem_digest).entries:
-        if entry.key == manifest.build_digest:
-            with contextlib.suppress(Damaged):
-                entry.verify()
-                return entry
-    return None
 
 
 @contextlib.contextmanager

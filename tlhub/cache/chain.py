@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -54,7 +55,7 @@ class Hit:
 
     @property
     def origin(self) -> str:
-        return "memory" if self.entry.folder is None else self.store.origin
+        return "memory" if self.entry.folder is None and not self.entry.afar else self.store.origin
 
 
 class Searched(NamedTuple):
@@ -79,7 +80,8 @@ class Nearest(NamedTuple):
 
 
 class Host(NamedTuple):
-    """The machine that would load an entry, and of its device the driver and the bytes of shared memory a block.
+    """The machine that would load an entry ("here" in reasons), and of its device the driver and the bytes of shared
+    memory a block.
 
     ``abi`` "", ``driver`` 0 and ``shared_memory`` 0 are unknown, and then not compared.
     """
@@ -91,26 +93,42 @@ class Host(NamedTuple):
     driver: int = 0
     shared_memory: int = 0
 
+    @classmethod
+    def named(cls, platform: str) -> Host:
+        """Return the machine of a wheel's platform tag, such as ``manylinux_2_28_x86_64``. Raises ValueError."""
+        found = _PLATFORM.fullmatch(platform)
+        if found is None:
+            raise ValueError(f"{platform!r} is no platform; it is a wheel's tag such as manylinux_2_28_x86_64")
+        return cls("linux", _MACHINES.get(found[3], found[3]), f"{found[1]}.{found[2]}")
 
+    @property
+    def platform(self) -> str:
+        """The wheel's platform tag of a machine with glibc, words for another."""
+        if self.os == "linux" and self.glibc:
+            return f"manylinux_{self.glibc.replace('.', '_')}_{self.machine}"
+        return f"{self.os} {self.machine}"
+
+
+_PLATFORM = re.compile(r"manylinux_([0-9]{1,3})_([0-9]{1,3})_([a-z0-9_]{1,32})")
 _MACHINES = {"amd64": "x86_64", "x64": "x86_64", "arm64": "aarch64"}
 
 
 @functools.cache
-def this_host(abi: str = "", driver: int = 0, shared_memory: int = 0) -> Host:
+def this_host() -> Host:
     """Return the machine of this process: ``linux``, ``x86_64``, its glibc ("" for another libc)."""
     machine = (os.uname().machine if hasattr(os, "uname") else os.environ.get("PROCESSOR_ARCHITECTURE", "")).lower()
     glibc = ""
     with contextlib.suppress(AttributeError, ValueError, OSError):
         name, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
         glibc = version if name == "glibc" else ""
-    return Host(sys.platform, _MACHINES.get(machine, machine), glibc, abi, driver, shared_memory)
+    return Host(sys.platform, _MACHINES.get(machine, machine), glibc)
 
 
 def refuse(manifest: Manifest, host: Host) -> str | None:
     """Return why the entry cannot run on *host*, or None."""
     system, machine = manifest.platform.get("os", ""), manifest.platform.get("machine", "")
     if (system, machine) != (host.os, host.machine):
-        return f"it is for {system} {machine}, this machine is {host.os} {host.machine}"
+        return f"it is for {system} {machine}, here is {host.os} {host.machine}"
     if host.abi and manifest.abi != host.abi:
         return f"it needs tvm-ffi ABI {manifest.abi}, here is {host.abi}"
     if manifest.glibc and not host.glibc:
@@ -173,13 +191,14 @@ class Chain:
         self.veto = veto
 
     def find(
-        self, arch: str, wanted: Sequence[Wanted], *, here: bool = True
+        self, arch: str, wanted: Sequence[Wanted], *, here: bool = True, telling: bool = False
     ) -> tuple[Hit | None, tuple[Searched, ...]]:
         """Return the first hit, its library's bytes verified and in memory, and the steps up to it.
 
         In each store each candidate is tried, best first, and of each the exact problem first. The hit's
         entry is held: ``prune`` spares it while it lives. Not *here*: the entry is for another machine, and
-        none is refused for not running on this one.
+        none is refused for not running on this one. *telling*: the hit is only told of, and what is on another
+        machine stays there.
         """
         host = self.host if here else None
         digests: dict[int, str] = {}
@@ -193,7 +212,7 @@ class Chain:
                     skipped: tuple[Skipped, ...] = ()
                     if digest not in seen:
                         seen[digest], skipped = store.lookup(arch, problem.kernel, digest)
-                    best, reasons = self._best(store, seen[digest], want, problem, host)
+                    best, reasons = self._best(store, seen[digest], want, problem, host, telling)
                     match = best[1] if best else None
                     reasons = (*(s.reason for s in skipped), *reasons)
                     trace.append(Searched(store.name, store.origin, want.schedule, problem, digest, match, reasons))
@@ -214,7 +233,7 @@ class Chain:
         return best
 
     def _best(
-        self, store: Store, entries: tuple[Entry, ...], want: Wanted, problem: Problem, host: Host | None
+        self, store: Store, entries: tuple[Entry, ...], want: Wanted, problem: Problem, host: Host | None, telling: bool
     ) -> tuple[tuple[Entry, str] | None, tuple[str, ...]]:
         """Return the entry of *problem* that serves *want* best, and why others were passed over."""
         loosest = strictest(store.match, self.match or want.match)
@@ -241,7 +260,8 @@ class Chain:
         for _, entry, match in serving:
             try:
                 store.vouch(entry)
-                entry.prepare()
+                if not (telling and entry.afar):
+                    entry.prepare()
                 return (entry, match), tuple(reasons)
             except Damaged as error:
                 reasons.append(f"{entry.key[:16]}: {error.reason}")

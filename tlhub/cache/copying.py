@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tlhub.cache.entry import Entry
+from tlhub.cache.entry import Damaged, Entry
+from tlhub.cache.manifest import Manifest
 from tlhub.cache.store import Store
 
 
@@ -11,7 +12,7 @@ def copy(entry: Entry, store: Store) -> Entry | None:
 
     Raises CacheError, of which Damaged is one, and OSError.
     """
-    from tlhub.cache import signature  # for what is copied, not for every process
+    from tlhub.cache import signature, vouching  # for what is copied, not for every process
 
     with store.stage() as staged:
         if staged.volatile:
@@ -19,6 +20,19 @@ def copy(entry: Entry, store: Store) -> Entry | None:
         for name in entry.manifest.members:
             with open(f"{staged.path}/{name}", "xb") as file:
                 file.write(entry.read(name))
-        signature.carry(entry, store)
-        made = store.publish(staged, entry.manifest, tuple(entry.manifest.members))
+        with vouching.keeping(store, entry.manifest, signature.beside(entry)):
+            made = store.publish(staged, entry.manifest, tuple(entry.manifest.members))
     return made if made.published else None
+
+
+def find(store: Store, manifest: Manifest) -> Entry | None:
+    """Return the whole entry of that build that *store* has and would serve, or None."""
+    for entry in store.lookup(manifest.arch, manifest.kernel, manifest.problem_digest).entries:
+        if entry.key == manifest.build_digest:
+            try:
+                store.vouch(entry)
+                entry.verify()
+                return entry
+            except Damaged:
+                continue
+    return None

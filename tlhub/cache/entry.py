@@ -72,6 +72,11 @@ class Entry:
     def published(self) -> bool:
         return self.folder is not None
 
+    @property
+    def afar(self) -> bool:
+        """Whether the members are on another machine, from which ``prepare`` brings them."""
+        return False
+
     def hold(self) -> Hold:
         """Say that the entry is in use for as long as this object lives: ``prune`` then spares it.
 

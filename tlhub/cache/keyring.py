@@ -83,7 +83,7 @@ def trust_key(name: str, file: str) -> Key:
             what = f"{name!r} is key {known.id} already" if known.name == name else f"it is trusted as {known.name!r}"
             raise ArgumentError(f"key {key.id}: {what}", argument="name", hint=f"tlhub trust rm {known.name}")
     folder = home.make(home.config("trusted"))
-    files.write_whole(f"{folder}/{name}.pub", signature.public_to_pem(key.public), 0o644)
+    _write(f"{folder}/{name}.pub", signature.public_to_pem(key.public), 0o644)
     _trusted.cache_clear()  # two changes within a tick of the clock look like one
     return key
 
@@ -94,7 +94,11 @@ def distrust(name: str) -> Key:
     if name not in found:
         listed = ", ".join(found) or "none"
         raise UnknownName(f"no trusted key {name!r}; trusted: {listed}", hint=suggest(name, found, "tlhub trust ls"))
-    os.unlink(f"{home.config('trusted')}/{name}.pub")
+    path = f"{home.config('trusted')}/{name}.pub"
+    try:
+        os.unlink(path)
+    except OSError as error:
+        raise CacheError(f"{path} cannot be removed: {error.strerror}", hint=f"rm {shlex.quote(path)}") from error
     _trusted.cache_clear()
     return found[name]
 
@@ -110,8 +114,8 @@ def generate(name: str) -> tuple[str, str]:
     if os.path.lexists(private):
         raise ArgumentError(f"{private} is there already", argument="name", hint=f"tlhub trust keygen {name}-2")
     pem, raw = signature.create()
-    files.write_whole(private, pem, 0o600)
-    files.write_whole(public, signature.public_to_pem(raw), 0o644)
+    _write(public, signature.public_to_pem(raw), 0o644)
+    _write(private, pem, 0o600)  # last: where it is there, the pair is whole
     return private, public
 
 
@@ -137,6 +141,14 @@ def check_name(name: str) -> None:
         allowed = "at most 64 letters, digits, '-', '_', '.' and '@'"
         message = f"a key cannot be called {name!r}; allowed are {allowed}"
         raise ArgumentError(message, argument="name", hint="tlhub trust ls")
+
+
+def _write(path: str, data: bytes, mode: int) -> None:
+    try:
+        files.write_whole(path, data, mode)
+    except OSError as error:
+        hint = f"df -h {shlex.quote(os.path.dirname(path))}"
+        raise CacheError(f"{path} cannot be written: {error.strerror}", hint=hint) from error
 
 
 def _unreadable(what: str, error: OSError, name: str) -> ArgumentError:

@@ -11,29 +11,33 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 
 from tlhub import quantity
-from tlhub.cache import key, locks, trust
+from tlhub.cache import key, locks, orphans, trust
 from tlhub.cache.entry import MANIFEST, Manifest
+from tlhub.cache.keeps import kept
 from tlhub.cache.paths import descend, move
-from tlhub.cache.pins import pinned
+from tlhub.cache.signature import Listed, listed
 from tlhub.cache.store import DAMAGED, LOCKS, STAGING, VERSION, Item, Store
 from tlhub.errors import CacheError
 
 _DAY = 86400.0
 _MONTH = 30 * _DAY
 
+IN_USE, KEPT, GONE = "it is in use", "it is kept", "it is gone already"
+"""Why something is spared that could be removed."""
+
 
 @dataclass(frozen=True)
 class Plan:
     """What ``remove`` will do: ``remove`` holds what goes with the reason for each, ``keep`` what stays.
 
-    ``misdated``: of those kept, the ones dated in the future; they count as used now, and are dated so.
-    ``pinned``: of those kept, the ones that would go if they were not pinned.
+    ``misdated``: of those that stay, the ones dated in the future; they count as used now, and are dated so.
+    ``spared``: of those that stay, the ones that would go if nobody had said to keep them.
     """
 
     remove: tuple[tuple[Item, str], ...]
     keep: tuple[Item, ...]
     misdated: tuple[Item, ...] = ()
-    pinned: tuple[Item, ...] = ()
+    spared: tuple[Item, ...] = ()
 
     @property
     def bytes(self) -> int:
@@ -49,6 +53,11 @@ class Removed:
     spared: tuple[tuple[Item, str], ...] = ()
     staging: int = 0
 
+    @property
+    def failed(self) -> bool:
+        """Whether anything was spared that neither a process nor the user wants spared."""
+        return any(why not in (IN_USE, KEPT, GONE) for _, why in self.spared)
+
 
 def plan(
     items: Iterable[Item],
@@ -59,7 +68,7 @@ def plan(
     arch: str | None = None,
     kernel: str | None = None,
     stale: Callable[[Manifest], str | None] | None = None,
-    pins: Container[str] = (),
+    kept: Container[str] = (),
 ) -> Plan:
     """Return what to remove of *items*. Pure.
 
@@ -67,7 +76,7 @@ def plan(
     damaged, what ``stale(manifest)`` has a reason for, what was last used more than *max_age* seconds before
     *now*, and of the rest until they have at most *max_bytes* first those of which there is a newer revision, then
     the longest unused. Entries that are whole but not trusted stay: a chmod mends them; so do builds whose digest is
-    among *pins*. With no criterion only the damaged go.
+    among *kept*. With no criterion only the damaged go.
     """
     items = list(items)
     everything = max_age is None and max_bytes is None and stale is None and (arch is not None or kernel is not None)
@@ -91,12 +100,12 @@ def plan(
         else:
             rest.append(item)
 
-    def is_pinned(item: Item) -> bool:
-        return item.manifest is not None and item.manifest.build_digest in pins
+    def spared(item: Item) -> bool:
+        return item.manifest is not None and item.manifest.build_digest in kept
 
     if max_bytes is not None:
         newest = _newest(items)
-        rest.sort(key=lambda item: (is_pinned(item), _current(item, newest), min(item.used, now), item.folder))
+        rest.sort(key=lambda item: (spared(item), _current(item, newest), min(item.used, now), item.folder))
         total, over = sum(item.size for item in rest), f"over {quantity.size(max_bytes).replace('.0 ', ' ')}"
         going = 0
         while going < len(rest) and total > max_bytes:
@@ -104,8 +113,8 @@ def plan(
             going += 1
         gone.extend((item, over) for item in rest[:going])
         rest = rest[going:]
-    stay = tuple(item for item, _ in gone if is_pinned(item))
-    gone = [(item, why) for item, why in gone if not is_pinned(item)]
+    stay = tuple(item for item, _ in gone if spared(item))
+    gone = [(item, why) for item, why in gone if not spared(item)]
     keep = sorted([*rest, *others, *stay], key=lambda item: item.folder)
     return Plan(tuple(gone), tuple(keep), tuple(item for item in keep if item.used > now + _DAY), stay)
 
@@ -130,14 +139,15 @@ def remove(store: Store, plan: Plan) -> Removed:
     if not store.writable:
         raise CacheError(f"the store {store.name!r} is read-only: {store.root}")
     count = size = 0
-    spared: list[tuple[Item, str]] = [(item, "it is pinned") for item in plan.pinned]
+    spared: list[tuple[Item, str]] = [(item, KEPT) for item in plan.spared]
     if store.root is None:
         return Removed(0, 0)
     if plan.remove:
         with contextlib.suppress(OSError):  # what has no place to be renamed to is spared, with the reason
             store.make(STAGING)
+    signed = listed(store.root) if plan.remove else {}
     for item, _ in plan.remove:
-        reason = _remove(store.root, item)
+        reason = _remove(store.root, item, signed)
         if reason:
             spared.append((item, reason))
         else:
@@ -150,16 +160,16 @@ def remove(store: Store, plan: Plan) -> Removed:
 
 
 def clear(store: Store, items: Iterable[Item] | None = None) -> Removed:
-    """Remove every entry that is neither in use nor pinned, and what dead writers left. Raises CacheError.
+    """Remove every entry that is neither in use nor kept, and what dead writers left. Raises CacheError.
 
     *items*: what was listed of the store just now, where it was.
     """
     store.forget()
-    digests = pinned(store)
+    digests = kept(store)
     found: tuple[list[Item], list[Item]] = [], []
     for item in store.entries() if items is None else items:
         found[item.manifest is not None and item.manifest.build_digest in digests].append(item)
-    return remove(store, Plan(tuple((item, "cleared") for item in found[0]), (), pinned=tuple(found[1])))
+    return remove(store, Plan(tuple((item, "cleared") for item in found[0]), (), spared=tuple(found[1])))
 
 
 def meant(item: Item, arch: str | None, kernel: str | None) -> bool:
@@ -171,8 +181,8 @@ def meant(item: Item, arch: str | None, kernel: str | None) -> bool:
     return (arch is None or where == wanted[1]) and (kernel is None or what == wanted[2])
 
 
-def _remove(root: str, item: Item) -> str | None:
-    """Rename the thing away from its place, then delete it; return why it was spared, or None."""
+def _remove(root: str, item: Item, signed: Listed) -> str | None:
+    """Rename the thing away from its place, then delete it and its signatures; return why it was spared, or None."""
     parts = item.folder.split("/")
     if parts[0] != VERSION or not 2 <= len(parts) <= 5 or any(part in ("", ".", "..") for part in parts):
         return "it is not in the store"
@@ -187,11 +197,12 @@ def _remove(root: str, item: Item) -> str | None:
             else:
                 with locks.claim(f"{parent}/{name}/{MANIFEST}"):
                     away = move(root, (parent, at), name, STAGING, f"gone-{os.urandom(6).hex()}")
+                    orphans.drop(root, signed, f"{parent}/{name}", away)
                 shutil.rmtree(away, ignore_errors=True)  # by descriptors: it follows no link
     except locks.InUse:
-        return "it is in use"
+        return IN_USE
     except FileNotFoundError:
-        return "it is gone already"
+        return GONE
     except OSError as error:
         return str(error.strerror or error)
     for depth in range(len(parts) - 1, 1, -1):

@@ -1,4 +1,7 @@
-"""Repair: what is damaged is found, and moved into ``v1/.damaged``. Nothing else goes there, nothing whole moves."""
+"""Repair: what is damaged is found, and moved into ``v1/.damaged``. Nothing else goes there, nothing whole moves.
+
+Signatures of no entry that is left are removed.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tlhub.cache import locks, trust
+from tlhub.cache import locks, orphans, trust
 from tlhub.cache.entry import MANIFEST, Damaged
 from tlhub.cache.paths import descend, move
+from tlhub.cache.signature import Listed, listed
 from tlhub.cache.store import DAMAGED, Item, Store
 from tlhub.errors import CacheError
 
@@ -25,10 +29,14 @@ class Verified:
 
 
 class Repaired(NamedTuple):
-    """What became of damaged entries: their new paths, and those that were left, with the reason."""
+    """What became of damaged entries: their new paths, and those that were left, with the reason.
 
-    moved: tuple[tuple[Item, str], ...]
-    spared: tuple[tuple[Item, str], ...]
+    ``orphans``: how many signatures there were of no entry.
+    """
+
+    moved: tuple[tuple[Item, str], ...] = ()
+    spared: tuple[tuple[Item, str], ...] = ()
+    orphans: int = 0
 
 
 def verify(store: Store) -> Verified:
@@ -58,27 +66,31 @@ def repair(store: Store, damaged: Iterable[Item]) -> Repaired:
     """Move each of *damaged*, which ``verify`` found, away, if it still is and nobody uses it.
 
     One process at a time does so in a store, with an exclusive lock on each entry that it moves. What is only not
-    trusted stays: a chmod mends it. Raises CacheError.
+    trusted stays: a chmod mends it. Signatures of no entry go. Raises CacheError.
     """
+    root, damaged = str(store.root), list(damaged)
+    if not damaged:
+        return Repaired(orphans=orphans.sweep(root))
     store.check()
     moved: list[tuple[Item, str]] = []
     spared: list[tuple[Item, str]] = []
     with store.lock("repair", timeout=10) as lock:
         if lock.holder is not None:
-            raise CacheError(f"{store.root} is being repaired by {lock.holder}", hint="tlhub cache verify --repair")
+            raise CacheError(f"{root} is being repaired by {lock.holder}", hint="tlhub cache verify --repair")
         if store.own(DAMAGED) is None:
-            raise CacheError(f"{store.root}/{DAMAGED} cannot be made, or is not to be trusted")
+            raise CacheError(f"{root}/{DAMAGED} cannot be made, or is not to be trusted")
+        signed = listed(root)
         for item in damaged:
             try:
-                moved.append((item, _move_away(store, item)))
+                moved.append((item, _move_away(store, item, signed)))
             except locks.InUse:
                 spared.append((item, "it is in use"))
             except OSError as error:  # CacheError is one
                 spared.append((item, str(error.strerror or error)))
-    return Repaired(tuple(moved), tuple(spared))
+        return Repaired(tuple(moved), tuple(spared), orphans.sweep(root))
 
 
-def _move_away(store: Store, item: Item) -> str:
+def _move_away(store: Store, item: Item, signed: Listed) -> str:
     """Return the new path. Raises InUse, and CacheError with the reason for leaving it."""
     root, parts = str(store.root), item.folder.split("/")
     if trust.mendable(item.reason):
@@ -88,4 +100,6 @@ def _move_away(store: Store, item: Item) -> str:
         # what stands there may be another's rebuild by now: only the lock makes sure what is looked at
         if stat.S_ISDIR(info.st_mode) and examine(store, item._replace(reason=None)) is None:
             raise CacheError("it is whole by now")
-        return move(root, (parent, at), parts[-1], DAMAGED, f"{'-'.join(parts[1:])}-{os.urandom(3).hex()}")
+        away = move(root, (parent, at), parts[-1], DAMAGED, f"{'-'.join(parts[1:])}-{os.urandom(3).hex()}")
+        orphans.drop(root, signed, f"{parent}/{parts[-1]}", away)
+        return away

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import hashlib
 import os
 import re
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tlhub.cache import key, trust
@@ -27,8 +29,8 @@ if TYPE_CHECKING:
 SIGNATURES = f"v{key.FORMAT}/.signatures"
 """The folder below a store's root that holds them."""
 
-LENGTH = 64
-"""Bytes of a signature."""
+LENGTH, TEXT_LENGTH = 64, 89
+"""Bytes of a signature, and of the file that holds it."""
 
 NAME = re.compile(r"([0-9a-f]{64})\.([0-9a-f]{16})\.sig")
 """A signature's file: the digest of the manifest, the id of the key."""
@@ -156,22 +158,32 @@ def read(root: str, manifest_digest: str, signer: str) -> bytes | None:
         return None
 
 
-def find(root: str, manifest_digest: str) -> dict[str, bytes]:
-    """Return every signature of a manifest in the store *root*, by the id of its key: not verified."""
-    try:
-        names = [n for n in os.listdir(f"{root}/{SIGNATURES}") if n.startswith(manifest_digest)]
-    except OSError:
-        return {}
-    signers = [found[2] for n in sorted(names) if (found := NAME.fullmatch(n))]
+Listed = Mapping[str, "list[str]"]
+"""The ids of the keys that signed, by the digests of the manifests."""
+
+
+def listed(root: str) -> Listed:
+    """Return who signed what in the store *root*; of very many signatures that takes a while."""
+    found: dict[str, list[str]] = {}
+    with contextlib.suppress(OSError):
+        for name in os.listdir(f"{root}/{SIGNATURES}"):
+            if match := NAME.fullmatch(name):
+                found.setdefault(match[1], []).append(match[2])
+    return found
+
+
+def find(root: str, manifest_digest: str, lists: Callable[[str], Listed] = listed) -> dict[str, bytes]:
+    """Return every signature of a manifest in the store *root*, by the id of its key: not verified.
+
+    *lists*: does what ``listed`` does; ``functools.cache`` of it for many manifests.
+    """
+    signers = sorted(lists(root).get(manifest_digest, ()))
     return {s: data for s in signers if (data := read(root, manifest_digest, s)) is not None}
 
 
-def carry(entry: Entry, store: Store) -> None:
-    """Put the signatures that lie beside *entry* into *store* too. Raises CacheError."""
-    if entry.folder is not None:
-        root = entry.folder.rsplit("/", 5)[0]
-        for signer, signature in find(root, entry.manifest.sha256).items():
-            write(store, entry.manifest.sha256, signer, signature)
+def beside(entry: Entry, lists: Callable[[str], Listed] = listed) -> dict[str, bytes]:
+    """Return what ``find`` does of *entry* in the store that it lies in."""
+    return {} if entry.folder is None else find(entry.folder.rsplit("/", 5)[0], entry.manifest.sha256, lists)
 
 
 def write(store: Store, manifest_digest: str, signer: str, signature: bytes) -> None:
@@ -184,4 +196,4 @@ def write(store: Store, manifest_digest: str, signer: str, signature: bytes) -> 
     except OSError as error:
         refused = f"{store.root}: {error.strerror or error}"
     text, hint = trust.remedy(refused)
-    raise CacheError(f"no signature can be kept there: {text}", hint=hint)
+    raise CacheError(f"no signature can be kept there: {text}", hint=hint or "tlhub doctor")

@@ -46,7 +46,7 @@ def private(parent: str) -> Staged:
         os.mkdir(path, 0o700)
         with contextlib.suppress(locks.InUse):
             hold = locks.hold(path)
-            if not hold or _same(path, hold.fd):
+            if _same(path, hold.fd) if hold else os.path.isdir(path):
                 return Staged(path, hold)
             hold.release()
         # a cleaner took it for a dead writer's before it was locked: another one

@@ -4,7 +4,7 @@
     <root>/v1/.staging/   folders being written, one a writer, each locked by it
     <root>/v1/.locks/     locks of keys
     <root>/v1/.damaged/   what repair moved away
-    <root>/v1/.pins/, .stats/, .tended   see the modules pins, stats and upkeep
+    <root>/v1/.keeps/, .stats/, .tended   see the modules keeps, stats and upkeep
 
 An entry appears whole, by one rename. What cannot be kept on disk is kept in memory, with one warning.
 """
@@ -12,16 +12,14 @@ An entry appears whole, by one rename. What cannot be kept on disk is kept in me
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import os
-import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from tlhub.cache import key, listing, locks, staging, trust
-from tlhub.cache.entry import LIBRARY, MANIFEST, Damaged, Entry, Manifest, Member
+from tlhub.cache import key, listing, locks, placing, staging, trust
+from tlhub.cache.entry import MANIFEST, Damaged, Entry, Manifest, Member
 from tlhub.cache.listing import VERSION, Item
 from tlhub.cache.staging import Staged
 from tlhub.errors import CacheError
@@ -33,9 +31,7 @@ LOCKS = f"{VERSION}/.locks"
 DAMAGED = f"{VERSION}/.damaged"
 
 _DAY = 86400.0
-_TRIES = 4
 _ELSEWHERE = "export TLHUB_CACHE_DIR=/a/folder/that/you/can/write"
-_PRUNED = (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST)  # the parent while it was empty, or what was in the way
 
 
 class Skipped(NamedTuple):
@@ -246,7 +242,7 @@ class Store:
         reason, entry = staged.volatile, None
         if reason is None:
             try:
-                entry = self._place(staged, manifest, data)
+                entry = placing.place(self, staged.path, manifest, data)
             except OSError as error:  # full, read-only, stale, another device ...
                 reason = error.reason if isinstance(error, Damaged) else f"{self.root}: {error.strerror or error}"
         staged.discard()
@@ -280,7 +276,7 @@ class Store:
         """
         if self.root is None or not self.writable or self._prepare():
             return contextlib.nullcontext(locks.Lock(False))
-        mode = self._mode() & 0o666
+        mode = self.mode() & 0o666
         short = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:20]
         return locks.keyed(f"{self.root}/{LOCKS}", short, timeout, waiting, mode)
 
@@ -303,7 +299,7 @@ class Store:
         for part in below.split("/"):
             path = f"{path}/{part}"
             with contextlib.suppress(FileExistsError):
-                os.mkdir(path, self._mode())
+                os.mkdir(path, self.mode())
         return self._walk(below)
 
     def own(self, below: str) -> str | None:
@@ -312,44 +308,7 @@ class Store:
             return None
         return f"{self.root}/{below}"
 
-    def _mode(self) -> int:
+    def mode(self) -> int:
         """Return the mode of new folders, before the umask: others write only where that is declared."""
         assert self.root is not None
         return 0o777 if self.policy.shared or trust.declares_sharing(os.lstat(self.root)) else 0o755
-
-    def _place(self, staged: Staged, manifest: Manifest, data: dict[str, bytes]) -> Entry | None:
-        """Rename the staged folder to its place; None if damaged entries hold every place. Raises OSError."""
-        staging.seal(staged.path, manifest, self._mode())
-        taken = 0
-        for attempt in range(_TRIES):
-            final = f"{self.root}/{manifest.folder}" + (f".{taken}" if taken else "")
-            rule, refused = self.make(manifest.parent)
-            if refused:
-                raise Damaged(refused)
-            try:
-                os.rename(staged.path, final)
-            except OSError as error:
-                winner = self._winner(final, rule, manifest)
-                if winner is not None:
-                    return winner
-                if os.path.lexists(final):
-                    taken += 1  # damaged, and not a writer's to delete: beside it
-                elif error.errno not in _PRUNED or attempt + 1 == _TRIES:
-                    raise
-                continue
-            staging.sync(os.path.dirname(final))
-            held = {LIBRARY: data[LIBRARY]}
-            return Entry(final, manifest, self.name, policy=rule, held=held, used=time.time())
-        return None
-
-    def _winner(self, folder: str, rule: trust.Policy, manifest: Manifest) -> Entry | None:
-        """Return the entry that another writer put there, if it is whole, of the same build, and vouched for."""
-        try:
-            winner = Entry.open(folder, self.name, rule)
-            if winner.manifest.sha256 != manifest.sha256:  # else it is the same to the last byte
-                self.vouch(winner)
-            winner.verify()
-            winner.prepare()
-        except Damaged:
-            return None
-        return winner if winner.manifest.build_digest == manifest.build_digest else None

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterable
 
 from tlhub import quantity
-from tlhub.cache import pins, prune
+from tlhub.cache import keeps, prune
 from tlhub.cache.listing import VERSION, Item
 from tlhub.cache.store import Store
 from tlhub.errors import ArgumentError
@@ -70,7 +70,7 @@ def tend(store: Store, most: int) -> prune.Removed:
     plan = prune.Plan((), ())
     if sum(item.size for item in items) > most:
         room = most - most // _ROOM
-        plan = prune.plan(items, now=time.time(), max_bytes=room, pins=pins.pinned(store))
+        plan = prune.plan(items, now=time.time(), max_bytes=room, kept=keeps.kept(store))
     return prune.remove(store, plan)
 
 

@@ -12,13 +12,17 @@ import contextlib
 import functools
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
 from tlhub import files
 from tlhub.cache import home, keyring, signature, trust
 from tlhub.cache.entry import Damaged, Entry, Folder
 from tlhub.cache.manifest import Manifest
 from tlhub.errors import ArgumentError, CacheError, did_you_mean
+
+if TYPE_CHECKING:
+    from tlhub.cache.store import Store
 
 POLICIES = ("off", "warn", "require")
 """What a store may ask: nothing, a warning where nobody trusted signed an entry, or that it then is a miss."""
@@ -33,6 +37,13 @@ _unkept: set[str] = set()
 
 Read = Callable[[str, str], "bytes | None"]
 """Takes the digest of a manifest and the id of a key; returns a signature or None."""
+
+
+class Sifted(NamedTuple):
+    """Signatures of one entry, by the ids of their keys, that may go on with it, and in words those that may not."""
+
+    good: dict[str, bytes]
+    wrong: tuple[str, ...]
 
 
 def policy() -> str:
@@ -84,6 +95,58 @@ def refusal(manifest: Manifest, read: Read) -> str | None:
         return f"nobody whom you trust signed it (you trust {names or 'no key'})"
     except CacheError as error:
         return f"whether somebody signed it cannot be told: {error.message}"
+
+
+def unwanted(store: Store, manifest: Manifest, signatures: Mapping[str, bytes]) -> str | None:
+    """Return why *store* would not serve the entry, which comes with *signatures* by key, for want of one, or None."""
+    if not store.wants_signatures or (store.signed or policy()) != "require":
+        return None
+    return refusal(manifest, lambda _, signer: signatures.get(signer))
+
+
+def sift(manifest: Manifest, signatures: Mapping[str, bytes]) -> Sifted:
+    """Part the *signatures* of an entry. Wrong are those by trusted keys that do not hold.
+
+    Others cannot be verified here: they are good enough to be carried on, and count nowhere before they were verified.
+    """
+    names: dict[str, str] = {}
+    with contextlib.suppress(CacheError):  # no list of keys, or no library: told to whoever wants a signature
+        keys = keyring.trusted()
+        names = {
+            signer: keys[signer].name
+            for signer, made in signatures.items()
+            if signer in keys and not signature.holds(made, keys[signer].public, manifest)
+        }
+    good = {signer: made for signer, made in signatures.items() if signer not in names}
+    wrong = [f"its signature by {name} ({signer}), which does not hold" for signer, name in names.items()]
+    return Sifted(good, tuple(wrong))
+
+
+def keep(store: Store, manifest: Manifest, signatures: Mapping[str, bytes]) -> tuple[str, ...]:
+    """Put the good ones of *signatures* beside the entry in *store*, and return in words which are not.
+
+    One that is there stays, unless it is wrong. Raises CacheError.
+    """
+    digest = manifest.sha256
+    good, wrong = sift(manifest, signatures)
+    there = {signer: found for signer in good if (found := store.signature(digest, signer)) is not None}
+    there = sift(manifest, there).good
+    for signer, made in good.items():
+        if signer not in there:
+            signature.write(store, digest, signer, made)
+    return wrong
+
+
+@contextlib.contextmanager
+def keeping(store: Store, manifest: Manifest, signatures: Mapping[str, bytes]) -> Iterator[tuple[str, ...]]:
+    """Do what ``keep`` does, for a body that publishes the entry: no reader is to find it without its signatures.
+
+    Who removed an entry of the same bytes meanwhile took them along: they are put there again.
+    """
+    wrong = keep(store, manifest, signatures)
+    yield wrong
+    if signatures:
+        keep(store, manifest, signatures)
 
 
 def adopt(manifest: Manifest) -> None:

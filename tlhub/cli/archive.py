@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from tlhub.cli import output
 from tlhub.cli.command import FOUND_PROBLEMS, Command, json_option
-from tlhub.cli.entries import arch_option, check_kernel, count_entries, full_arch, items_of, kernel_option, user_store
+from tlhub.cli.entries import (
+    arch_option,
+    check_kernel,
+    count_entries,
+    full_arch,
+    items_of,
+    kernel_option,
+    sound,
+    user_store,
+)
 from tlhub.errors import CacheError
 from tlhub.quantity import size
 
@@ -32,24 +41,32 @@ _plugin_option = click.option("--plugin", metavar="P", help="Only entries of thi
 def export(
     file: str, arch: str | None, kernel: str | None, plugin: str | None, workload: str | None, as_json: bool
 ) -> None:
-    """Write entries to the archive FILE (tar, zstd): the same entries are the same bytes.
+    """Write entries, with their signatures, to the archive FILE (tar, zstd): the same entries are the same bytes.
 
     What is damaged is left out, and the exit code is 1.
     """
     from tlhub.cache import archive
 
-    found, damaged = _serving(workload, arch) if workload else _kept(kernel)
-    meant = _meant(None if workload else full_arch(arch), kernel, plugin)
-    chosen = [entry for entry in found if meant(entry.manifest)]
+    place = None if workload else full_arch(arch)  # a workload's entries may be for a more general arch
+    meant = _meant(place, kernel, plugin)
+    if workload:
+        found, damaged = _serving(workload, arch), list[tuple[str, str]]()
+        chosen, there = [entry for entry in found if meant(entry.manifest)], [entry.manifest for entry in found]
+    else:
+        chosen, damaged, there = _kept(meant, place, kernel)
     if not chosen:
-        raise _nothing("export", [entry.manifest for entry in found], "tlhub cache ls")
+        _note("left out", damaged)
+        if damaged:
+            raise CacheError("nothing to export: no entry that is meant is whole", hint="tlhub cache verify --repair")
+        raise _nothing("export", there, "tlhub cache ls")
     packed = archive.pack(chosen, file)
-    for folder, reason in damaged:
-        output.note(f"left out: {folder}: {reason}")
+    damaged += packed.refused
     if as_json:
-        output.write_json({"file": file, "size": packed.size, "entries": [_json(m) for m in packed.manifests]})
+        entries = [_json(manifest) for manifest in packed.manifests]
+        output.write_json({"file": file, "size": packed.size, "entries": entries, "left_out": _reasons(damaged)})
     else:
         output.write(f"{count_entries(len(packed.manifests))} in {file}, {size(packed.size)}")
+    _note("left out", damaged)
     if damaged:
         sys.exit(FOUND_PROBLEMS)
 
@@ -61,7 +78,11 @@ def export(
 @_plugin_option
 @json_option
 def import_(file: str, arch: str | None, kernel: str | None, plugin: str | None, as_json: bool) -> None:
-    """Add the entries of the archive FILE to the cache, after every byte of it was verified."""
+    """Add the entries of the archive FILE to the cache, with their signatures, after every byte of it was verified.
+
+    What the cache would not serve for want of a signature is refused, and a signature that does not hold is left out;
+    the exit code then is 1.
+    """
     from tlhub.cache import archive
 
     store, meant = user_store(), _meant(full_arch(arch), kernel, plugin)
@@ -72,39 +93,48 @@ def import_(file: str, arch: str | None, kernel: str | None, plugin: str | None,
         return meant(manifest)
 
     done = archive.unpack(file, store, chosen)
-    if not done.added and not done.present:
+    if not any(done):
         raise _nothing("import", seen, f"tlhub cache import {shlex.quote(file)}")
     if as_json:
-        documents = {name: [_json(entry.manifest) for entry in entries] for name, entries in done._asdict().items()}
-        output.write_json({"path": store.root, **documents})
+        found = {"added": done.added, "present": done.present}
+        documents = {name: [_json(entry.manifest) for entry in entries] for name, entries in found.items()}
+        output.write_json({"path": store.root, **documents, "refused": _reasons(done.refused)})
     else:
         output.write(f"{count_entries(len(done.added))} added to {store.root}, {len(done.present)} there already")
+    _note("refused", done.refused)
+    if done.refused:
+        sys.exit(FOUND_PROBLEMS)
 
 
-def _kept(kernel: str | None) -> tuple[list[Entry], list[tuple[str, str]]]:
-    """Return the whole entries of the cache, and folder and reason of what is not whole."""
-    from tlhub.cache.manifest import Damaged
+def _reasons(found: Iterable[tuple[str, str]]) -> list[dict[str, str]]:
+    return [{"entry": folder, "reason": reason} for folder, reason in found]
+
+
+def _note(what: str, found: Iterable[tuple[str, str]]) -> None:
+    for folder, reason in found:
+        output.note(f"{what}: {folder}: {reason}")
+
+
+def _kept(
+    meant: Callable[[Manifest], bool], arch: str | None, kernel: str | None
+) -> tuple[list[Entry], list[tuple[str, str]], list[Manifest]]:
+    """Return the whole entries of the cache that are *meant*; folder and reason of those that are not whole; and all
+    manifests."""
+    from tlhub.cache import prune
 
     store = user_store()
     items = items_of(store)
     check_kernel(kernel, items)
-    whole, damaged = [], []
-    for item in items:
-        try:
-            entry = store.open(item)
-            entry.verify()
-            whole.append(entry)
-        except Damaged as error:
-            damaged.append((item.folder, error.reason))
-    return whole, damaged
+    # of what has no manifest to be read, its folder tells arch and kernel
+    chosen = [item for item in items if (meant(item.manifest) if item.manifest else prune.meant(item, arch, kernel))]
+    return *sound(store, chosen), [item.manifest for item in items if item.manifest]
 
 
-def _serving(workload: str, arch: str | None) -> tuple[list[Entry], list[tuple[str, str]]]:
+def _serving(workload: str, arch: str | None) -> list[Entry]:
     from tlhub.packaging import cover
 
     archs = [arch] if arch else []
-    served = cover.serve(cover.requests(workload, archs), workload, archs)
-    return [found.entry for found in served], []
+    return [found.entry for found in cover.serve(cover.requests(workload, archs), workload, archs)]
 
 
 def _meant(arch: str | None, kernel: str | None, plugin: str | None) -> Callable[[Manifest], bool]:

@@ -39,8 +39,8 @@ _COMMANDS = {
     "refusals": "tlhub.cli.refusals:refusals",
     "prune": "tlhub.cli.prune:prune",
     "clear": "tlhub.cli.prune:clear",
-    "pin": "tlhub.cli.prune:pin",
-    "unpin": "tlhub.cli.prune:unpin",
+    "keep": "tlhub.cli.prune:keep",
+    "release": "tlhub.cli.prune:release",
     "verify": "tlhub.cli.verify:verify",
     "stats": "tlhub.cli.stats:stats",
     "export": "tlhub.cli.archive:export",
@@ -69,11 +69,11 @@ def ls(kernel: str | None, arch: str | None, as_json: bool) -> None:
 
     Dims that are symbolic and options at their defaults are left out.
     """
-    from tlhub.cache.pins import pinned
+    from tlhub.cache.keeps import kept
     from tlhub.cache.prune import meant
 
     store = user_store()
-    items, pins = judged(store), pinned(store)
+    items, keeps = judged(store), kept(store)
     check_kernel(kernel, items)
     place = full_arch(arch)
     found = [i for i in items if meant(i, place, kernel)]
@@ -83,11 +83,11 @@ def ls(kernel: str | None, arch: str | None, as_json: bool) -> None:
             "path": store.root,
             "count": len(found),
             "size": total,
-            "entries": [_item_json(i, pins) for i in found],
+            "entries": [_item_json(i, keeps) for i in found],
         }
         output.write_json(document)
         return
-    states = [_state(i, pins) for i in found]
+    states = [_state(i, keeps) for i in found]
     rows, plain = [], set(states) <= {"ok"}
     for item, state in zip(found, states, strict=True):
         m = item.manifest
@@ -108,13 +108,13 @@ def ls(kernel: str | None, arch: str | None, as_json: bool) -> None:
 @json_option
 def info(entry: str, as_json: bool) -> None:
     """Show the manifest of ENTRY: its name in `cache ls`, the first digits of its key, or its folder."""
-    from tlhub.cache.pins import pinned
+    from tlhub.cache.keeps import kept
 
     store = user_store()
     item = find(store, entry)
-    m, pins = usable(item), pinned(store)
+    m, keeps = usable(item), kept(store)
     if as_json:
-        output.write_json({**_item_json(item, pins), "manifest": {**m.to_json()}})
+        output.write_json({**_item_json(item, keeps), "manifest": {**m.to_json()}})
         return
     pairs: list[tuple[str, Any]] = [
         ("entry", f"{store.root}/{item.folder}"),
@@ -135,7 +135,7 @@ def info(entry: str, as_json: bool) -> None:
         ("provenance", words(m.provenance.items())),
         ("size", f"{size(item.size)} in {item.files} files"),
         ("used", f"{age(time.time() - item.used)} ago"),
-        ("state", _state(item, pins)),
+        ("state", _state(item, keeps)),
     ]
     pairs += [(name, f"{size(member.size)}  sha256 {member.sha256}") for name, member in m.members.items()]
     if item.reason:
@@ -163,11 +163,11 @@ def _chosen(manifest: Manifest) -> str:
     return words(chosen) if chosen else "defaults"
 
 
-def _state(item: Item, pins: frozenset[str]) -> str:
-    return "not served" if item.reason else "pinned" if key_of(item) in pins else "ok"
+def _state(item: Item, keeps: frozenset[str]) -> str:
+    return "not served" if item.reason else "kept" if key_of(item) in keeps else "ok"
 
 
-def _item_json(item: Item, pins: frozenset[str]) -> dict[str, Any]:
+def _item_json(item: Item, keeps: frozenset[str]) -> dict[str, Any]:
     m = item.manifest
     return {
         "entry": item.folder,
@@ -181,6 +181,6 @@ def _item_json(item: Item, pins: frozenset[str]) -> dict[str, Any]:
         "size": item.size,
         "files": item.files,
         "used": item.used,
-        "pinned": key_of(item) in pins,
+        "kept": key_of(item) in keeps,
         "reason": item.reason,
     }

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -16,7 +16,10 @@ from tlhub.errors import ArgumentError, TlhubError
 from tlhub.workload import Mistake
 
 if TYPE_CHECKING:
+    from tlhub.cache.chain import Host
     from tlhub.explanation import Explanation
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 _NOTHING = "no store has it"
 
@@ -46,30 +49,53 @@ def _major(_: click.Context, __: click.Parameter, text: str | None) -> int:
     return int(number)
 
 
-driver_option = click.option(
-    "--driver", metavar="V", callback=_major, help="The driver of the machines that serve, such as 580."
-)
+def _host(_: click.Context, __: click.Parameter, text: str | None) -> Host:
+    from tlhub.cache.chain import Host, this_host
+
+    if text is None:
+        return this_host()
+    try:
+        return Host.named(text)
+    except ValueError as error:
+        raise ArgumentError(str(error), argument="platform", hint=f"--platform {this_host().platform}") from error
+
+
+def machine_options(function: F) -> F:
+    """Give a command ``[--platform P] [--driver V]``: a host, and a driver's major version or 0."""
+    driver = click.option(
+        "--driver", metavar="V", callback=_major, help="The driver of the machines that serve, such as 580."
+    )
+    platform = click.option(
+        "--platform",
+        "host",
+        metavar="P",
+        callback=_host,
+        help="Theirs, as wheels name it: manylinux_2_28_x86_64 is Linux with glibc 2.28. Default: that of this one.",
+    )
+    decorated: F = platform(driver(function))
+    return decorated
 
 
 @click.command(cls=Command)
 @problems_arguments
-@driver_option
+@machine_options
 @json_option
-def check(workload: str | None, driver: int, as_json: bool, **typed: Any) -> None:
+def check(workload: str | None, host: Host, driver: int, as_json: bool, **typed: Any) -> None:
     """Tell whether the stores here cover a problem, or a workload, on machines that compile nothing.
 
-    Such a machine need not be this one: --arch or --device, and --driver, say what it has. Exits with 1 if it would
-    find nothing for one of the problems.
+    Such a machine need not be this one: --arch or --device, --platform and --driver say what it has. Exits with 1 if it
+    would find nothing for one of the problems.
     """
-    answers = [look(asked, driver)[1] for asked in requests_of("cache check", workload, typed)]
+    answers = [look(asked, host, driver)[1] for asked in requests_of("cache check", workload, typed)]
     missing = [a for a in answers if not a.covered]
     if as_json:
-        document = {"covered": len(answers) - len(missing), "missing": len(missing)}
-        output.write_json({**document, "problems": [asdict(a) for a in answers]})
+        counts = {"covered": len(answers) - len(missing), "missing": len(missing)}
+        machine = {"platform": host.platform, "driver": driver or None}
+        output.write_json({**counts, **machine, "problems": [asdict(a) for a in answers]})
     else:
         rows = [(a.problem, a.arch or "?", a.schedule or "-", a.store or "-", "; ".join(a.why)) for a in answers]
         output.table(["problem", "arch", "schedule", "store", "why"], rows)
-    output.note(f"{len(answers) - len(missing)} covered, {len(missing)} missing")
+    output.note(f"{len(answers) - len(missing)} covered, {len(missing)} missing on {host.platform}")
     least = max((a.driver for a in answers), default=0)
     if least and not driver:
         output.note(f"the driver was not compared: what was found needs {least} or later (--driver {least})")
@@ -84,15 +110,15 @@ def hint(missing: Iterable[Answer], workload: str | None, typed: dict[str, Any])
         output.note(f"hint: {retyped('cache prewarm', workload, typed)}")
 
 
-def look(asked: Asked, driver: int, *, pinned: bool = True) -> tuple[Explanation | None, Answer]:
-    """Return the trace of a lookup on a machine with that *driver*, None where there is none, and what it comes to."""
+def look(asked: Asked, host: Host, driver: int, *, pinned: bool = True) -> tuple[Explanation | None, Answer]:
+    """Return the trace of a lookup on *host* with that *driver*, None where there is none, and what it comes to."""
     from tlhub import hub
 
     if isinstance(asked, Mistake):
         return None, Answer(asked.where, None, False, (str(asked.error),))
     title = title_of(asked)
     try:
-        told = hub.check(**asked, driver=driver, obey=pinned)
+        told = hub.check(**asked, host=host, driver=driver, obey=pinned)
     except TlhubError as error:
         return None, Answer(title, asked["arch"], False, (error.message,))
     served = told.served

@@ -242,8 +242,9 @@ def _environment() -> Iterable[Check]:
 
 def _read(name: str) -> Iterable[Check]:
     """Read a variable that is set. Raises what a lookup would."""
-    from tlhub import builds, catalog, devices, pins, stores
+    from tlhub import builds, catalog, devices, pins, recording, stores
     from tlhub.cache import upkeep
+    from tlhub.remote import registry
     from tlhub.runtime import threads
 
     lookups: dict[str, Callable[[], object]] = {
@@ -252,7 +253,9 @@ def _read(name: str) -> Iterable[Check]:
         "TLHUB_DEVICE": lambda: devices.locate(catalog.load()),
         "TLHUB_MATCH": stores.match_policy,
         "TLHUB_NUM_THREADS": threads.num_threads,
+        "TLHUB_OFFLINE": registry.offline,
         "TLHUB_PINS": lambda: pins.read(os.environ["TLHUB_PINS"]),
+        "TLHUB_RECORD": lambda: recording.check(os.environ["TLHUB_RECORD"]),
     }
     more = {"TLHUB_STORES": _site_stores, "TLHUB_SIGNED": _signatures, "TLHUB_DISABLE_PLUGINS": _disabled_plugins}
     if name in lookups:

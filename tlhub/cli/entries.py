@@ -6,6 +6,7 @@ import gc
 import os
 import re
 from collections import Counter
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import click
@@ -13,7 +14,7 @@ import click
 from tlhub.errors import ArgumentError, CacheError, UnknownName
 
 if TYPE_CHECKING:
-    from tlhub.cache.entry import Manifest
+    from tlhub.cache.entry import Entry, Manifest
     from tlhub.cache.store import Item, Store
 
 arch_option = click.option("--arch", metavar="A", help="Only entries for this arch.")
@@ -110,6 +111,21 @@ def judged(store: Store) -> list[Item]:
                 item = item._replace(reason=error.reason)
         found.append(item)
     return found
+
+
+def sound(store: Store, items: Iterable[Item]) -> tuple[list[Entry], list[tuple[str, str]]]:
+    """Read every byte of *items*: return the entries that are whole, and folder and reason of those that are not."""
+    from tlhub.cache.entry import Damaged
+
+    found, damaged = [], []
+    for item in items:
+        try:
+            entry = store.open(item)
+            entry.verify()
+            found.append(entry)
+        except Damaged as error:
+            damaged.append((item.folder, error.reason))
+    return found, damaged
 
 
 def check_kernel(kernel: str | None, items: list[Item]) -> None:

@@ -78,7 +78,12 @@ def _served(explanation: Explanation) -> Found | None:
         return None
     from tlhub import stores
     from tlhub.cache import stats
+    from tlhub.cache.manifest import Damaged
 
+    try:
+        served.hit.entry.prepare()
+    except Damaged:  # what comes from another machine may be: get tells what serves in its place
+        return None
     hit, origin = stores.use(served.hit), served.hit.origin
     stats.found(stores.user_store(), origin, hit.entry.manifest)
     config = dict(hit.entry.manifest.config)

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from tlhub.cli import output
-from tlhub.cli.check import driver_option, hint, look
+from tlhub.cli.check import hint, look, machine_options
 from tlhub.cli.command import FOUND_PROBLEMS, Command
 from tlhub.cli.problems import problems_arguments, requests_of
 from tlhub.errors import ArgumentError
 from tlhub.workload import Mistake
 
+if TYPE_CHECKING:
+    from tlhub.cache.chain import Host
+
 
 @click.command(cls=Command)
 @problems_arguments
-@driver_option
+@machine_options
 @click.option("--to", "path", metavar="FILE", help="Write FILE instead of stdout.")
-def pin(workload: str | None, driver: int, path: str | None, **typed: Any) -> None:
+def pin(workload: str | None, host: Host, driver: int, path: str | None, **typed: Any) -> None:
     """Choose a build for each problem, and write the choices down for TLHUB_PINS.
 
     Exits with 1, and writes nothing, if the stores here lack one.
@@ -31,7 +34,7 @@ def pin(workload: str | None, driver: int, path: str | None, **typed: Any) -> No
 
     found, missing = [], []
     for asked in requests_of("pin", workload, typed):
-        told, answer = look(asked, driver, pinned=False)
+        told, answer = look(asked, host, driver, pinned=False)
         served = told and told.served
         if isinstance(asked, Mistake) or told is None or served is None or served.hit is None:
             missing.append(answer)

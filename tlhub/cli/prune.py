@@ -1,4 +1,4 @@
-"""``cache prune`` and ``clear``: what goes, shown before it does; ``pin`` and ``unpin``: what never does."""
+"""``cache prune`` and ``clear``: what goes, shown before it does; ``keep`` and ``release``: what never does."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def prune(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Remove entries by age, size, arch, kernel or staleness, and damaged ones; those in use or pinned are spared.
+    """Remove entries by age, size, arch, kernel or staleness, and damaged ones; those in use or kept are spared.
 
     --arch and --kernel choose by themselves, and narrow what the others choose from.
     """
@@ -59,7 +59,7 @@ def prune(
         raise ArgumentError("prune needs to know what to remove", hint="tlhub cache prune --older-than 30d --dry-run")
     from tlhub.cache import prune as removal
     from tlhub.cache import repair
-    from tlhub.cache.pins import pinned
+    from tlhub.cache.keeps import kept
 
     store = user_store()
     items = items_of(store)
@@ -75,28 +75,25 @@ def prune(
         arch=full_arch(arch),
         kernel=kernel,
         stale=_staleness() if stale else None,
-        pins=pinned(store),
+        kept=kept(store),
     )
     removed = None if dry_run else removal.remove(store, plan)
     if as_json:
         output.write_json({"path": store.root, "dry_run": dry_run, **_plan_json(plan), **_removed_json(removed)})
-        return
-    if plan.remove:
-        rows = [(name_of(item), _what(item), size(item.size), why) for item, why in plan.remove]
-        output.table(["entry", "kernel", "size", "why"], rows, right=["size"], whole=["entry"])
-    if removed is None:
-        output.note(f"{count_entries(len(plan.remove))}, {size(plan.bytes)} would be removed from {store.root}")
-        if plan.pinned:
-            output.note(f"{count_entries(len(plan.pinned))} would be spared: pinned")
     else:
-        _say(removed, str(store.root))
+        if plan.remove:
+            rows = [(name_of(item), _what(item), size(item.size), why) for item, why in plan.remove]
+            output.table(["entry", "kernel", "size", "why"], rows, right=["size"], whole=["entry"])
+        _say(removed, str(store.root)) if removed else _say_planned(plan, str(store.root))
+    if removed and removed.failed:
+        sys.exit(FOUND_PROBLEMS)
 
 
 @click.command(cls=Command)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
 def clear(yes: bool, as_json: bool) -> None:
-    """Remove every entry, after showing what that is and asking; those in use or pinned are spared."""
+    """Remove every entry, after showing what that is and asking; those in use or kept are spared."""
     from tlhub.cache import prune as removal
 
     store = user_store()
@@ -117,32 +114,34 @@ def clear(yes: bool, as_json: bool) -> None:
         output.write_json({"path": root, **_removed_json(removed)})
     else:
         _say(removed, root)
+    if removed.failed:
+        sys.exit(FOUND_PROBLEMS)
 
 
 @click.command(cls=Command)
 @click.argument("entries", nargs=-1, required=True, metavar="ENTRY..")
-def pin(entries: tuple[str, ...]) -> None:
-    """Keep each ENTRY, whatever prune and clear are told, until it is unpinned; it is named as for `cache info`."""
-    from tlhub.cache import pins
+def keep(entries: tuple[str, ...]) -> None:
+    """Keep each ENTRY, whatever prune and clear are told, until it is released; it is named as for `cache info`."""
+    from tlhub.cache import keeps
 
     store = user_store()
     found = [(item, usable(item)) for item in (find(store, entry) for entry in entries)]
     for item, manifest in found:
-        pins.pin(store, manifest)
-        output.note(f"pinned {name_of(item)}: {_what(item)}")
+        keeps.keep(store, manifest)
+        output.note(f"kept {name_of(item)}: {_what(item)}")
 
 
 @click.command(cls=Command)
 @click.argument("entries", nargs=-1, required=True, metavar="ENTRY..")
-def unpin(entries: tuple[str, ...]) -> None:
+def release(entries: tuple[str, ...]) -> None:
     """Let each ENTRY go again like any other."""
-    from tlhub.cache import pins
+    from tlhub.cache import keeps
 
     store = user_store()
     found = [(item, usable(item)) for item in (find(store, entry) for entry in entries)]
     for item, manifest in found:
-        pins.unpin(store, manifest)
-        output.note(f"unpinned {name_of(item)}: {_what(item)}")
+        keeps.release(store, manifest)
+        output.note(f"released {name_of(item)}: {_what(item)}")
 
 
 def _staleness() -> Callable[[Any], str | None]:
@@ -189,6 +188,12 @@ def _removed_json(removed: Removed | None) -> dict[str, Any]:
         return {"removed": 0, "size": 0, "spared": []}
     spared = [{"entry": i.folder, "size": i.size, "reason": why} for i, why in removed.spared]
     return {"removed": removed.count, "size": removed.bytes, "spared": spared}
+
+
+def _say_planned(plan: Plan, root: str) -> None:
+    output.note(f"{count_entries(len(plan.remove))}, {size(plan.bytes)} would be removed from {root}")
+    if plan.spared:
+        output.note(f"{count_entries(len(plan.spared))} would be spared: kept")
 
 
 def _say(removed: Removed, root: str) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import click
 
 from tlhub.cli import output
 from tlhub.cli.command import FOUND_PROBLEMS, Command, Group, json_option
-from tlhub.cli.entries import check_kernel, count_entries, full_arch, items_of, root_of, user_store
+from tlhub.cli.entries import check_kernel, count_entries, full_arch, items_of, sound, user_store
 from tlhub.errors import CacheError
 from tlhub.quantity import size
 
@@ -30,22 +31,43 @@ def remote() -> None:
     """
 
 
+class Chosen(NamedTuple):
+    """Which entries a command means. ``archs``: None for any."""
+
+    archs: tuple[str, ...] | None
+    kernel: str | None
+    wanted: Callable[[Manifest], bool]
+
+
 def _place(function: F) -> F:
-    """Give a command ``PLACE [--plain-http]``."""
+    """Give a command ``PLACE [--plain-http]``: it gets the registry."""
+
+    @functools.wraps(function)
+    def located(place: str, plain_http: bool, **more: Any) -> Any:
+        from tlhub.remote.reference import parse
+        from tlhub.remote.registry import Registry
+
+        return function(Registry(parse(place, plain=plain_http)), **more)
+
     plain = click.option("--plain-http", is_flag=True, help="HTTP without TLS; localhost needs no such word.")
-    decorated: F = click.argument("place")(plain(function))
-    return decorated
+    return cast(F, click.argument("place")(plain(located)))
 
 
 def _filters(function: F) -> F:
-    """Give a command ``[--arch A].. [--kernel K] [--from FILE]``."""
+    """Give a command ``[--arch A].. [--kernel K] [--from FILE]``: it gets what they choose."""
+
+    @functools.wraps(function)
+    def filtered(*args: Any, archs: Sequence[str], kernel: str | None, workload: str | None, **more: Any) -> Any:
+        return function(*args, chosen=_chosen(archs, kernel, workload), **more)
+
+    decorated: Any = filtered
     for decorator in (
         click.option("--from", "workload", metavar="FILE", help="Only what the problems of a workload.toml may need."),
         click.option("--kernel", metavar="K", help="Only entries of this kernel."),
         click.option("--arch", "archs", multiple=True, metavar="A", help="Only entries for this arch, or these."),
     ):
-        function = decorator(function)
-    return function
+        decorated = decorator(decorated)
+    return cast(F, decorated)
 
 
 @remote.command(cls=Command)
@@ -53,25 +75,14 @@ def _filters(function: F) -> F:
 @_filters
 @click.option("--replace", is_flag=True, help="The tag means these entries alone, instead of these besides others.")
 @json_option
-def push(
-    place: str,
-    plain_http: bool,
-    archs: Sequence[str],
-    kernel: str | None,
-    workload: str | None,
-    replace: bool,
-    as_json: bool,
-) -> None:
+def push(registry: Registry, chosen: Chosen, replace: bool, as_json: bool) -> None:
     """Add the entries of the cache, with their signatures, to what PLACE has; exits with 1 where one is damaged."""
     from tlhub.remote import sync
 
-    registry, store = _registry(place, plain_http), user_store()
-    root_of(store)
+    store = user_store()
     items = items_of(store)
-    check_kernel(kernel, items)
-    wanted = _wanted(archs, kernel, workload)
-    damaged = [(item.folder, item.reason) for item in items if item.reason]
-    entries = (store.open(item) for item in items if item.manifest is not None and wanted(item.manifest))
+    check_kernel(chosen.kernel, items)
+    entries, damaged = sound(store, (item for item in items if item.manifest is None or chosen.wanted(item.manifest)))
     done = sync.push(registry, store, entries, replace=replace)
     done.refused += damaged
     _report(done, registry, "pushed", as_json)
@@ -81,19 +92,16 @@ def push(
 @_place
 @_filters
 @json_option
-def pull(
-    place: str, plain_http: bool, archs: Sequence[str], kernel: str | None, workload: str | None, as_json: bool
-) -> None:
-    """Bring entries from PLACE into the cache, verified; exits with 1 where one was refused."""
+def pull(registry: Registry, chosen: Chosen, as_json: bool) -> None:
+    """Bring entries from PLACE into the cache, verified; exits with 1 where one, or a signature, was refused."""
     from tlhub.remote import sync
 
-    registry, store = _registry(place, plain_http), user_store()
+    store = user_store()
     store.check()
-    wanted = _wanted(archs, kernel, workload)
-    chosen = [arch for name in archs if (arch := full_arch(name))] or None
-    done = sync.pull(registry, store, archs=chosen, wanted=wanted)
+    done = sync.pull(registry, store, archs=chosen.archs, wanted=chosen.wanted)
     if not (done.entries or done.present or done.refused):
-        raise CacheError(f"nothing to pull: no entry of {registry.reference} is meant", hint=f"tlhub remote ls {place}")
+        where = registry.reference
+        raise CacheError(f"nothing to pull: no entry of {where} is meant", hint=f"tlhub remote ls {where}")
     _report(done, registry, "pulled", as_json)
 
 
@@ -101,15 +109,13 @@ def pull(
 @_place
 @_filters
 @json_option
-def ls(
-    place: str, plain_http: bool, archs: Sequence[str], kernel: str | None, workload: str | None, as_json: bool
-) -> None:
+def ls(registry: Registry, chosen: Chosen, as_json: bool) -> None:
     """List the entries that PLACE has, without reading them."""
-    from tlhub.remote import reading
+    from tlhub.remote import reading, sync
 
-    registry, wanted = _registry(place, plain_http), _wanted(archs, kernel, workload)
-    digest, shelves = reading.shelves(registry, [a for name in archs if (a := full_arch(name))] or None)
-    found = [(row, shelf) for shelf in shelves for row in shelf.front.rows if wanted(row.manifest)]
+    digest, shelves = reading.shelves(registry, chosen.archs)
+    marks = sync.merged(shelves)
+    found = [(row, shelf) for shelf in shelves for row in shelf.front.rows if chosen.wanted(row.manifest)]
     total = sum(row.end - row.start for row, _ in found)
     if as_json:
         entries = [
@@ -122,16 +128,16 @@ def ls(
                 "schedule": row.manifest.schedule,
                 "size": row.end - row.start,
                 "layer": shelf.layer.digest,
-                "signed_by": _signers(row.manifest, shelf.front.signatures),
+                "signed_by": list(marks.get(row.manifest.sha256, ())),
             }
             for row, shelf in found
         ]
         output.write_json({"place": str(registry.reference), "digest": digest, "size": total, "entries": entries})
         return
     rows = []
-    for row, shelf in found:
+    for row, _ in found:
         m = row.manifest
-        signers = " ".join(_signers(m, shelf.front.signatures))
+        signers = " ".join(marks.get(m.sha256, ()))
         what = (m.build_digest[:16], m.kernel, output.dims(m.dims), m.problem.dtype, m.arch, m.schedule)
         rows.append((*what, size(row.end - row.start), signers))
     columns = ["entry", "kernel", "dims", "dtype", "arch", "schedule", "size", "signed by"]
@@ -142,11 +148,10 @@ def ls(
 @remote.command(cls=Command)
 @_place
 @json_option
-def verify(place: str, plain_http: bool, as_json: bool) -> None:
+def verify(registry: Registry, as_json: bool) -> None:
     """Read and hash everything that PLACE has; exits with 1 where something is altered."""
     from tlhub.remote import reading
 
-    registry = _registry(place, plain_http)
     digest, shelves = reading.shelves(registry)
     wrong = []
     for shelf in shelves:
@@ -163,16 +168,8 @@ def verify(place: str, plain_http: bool, as_json: bool) -> None:
         sys.exit(FOUND_PROBLEMS)
 
 
-def _registry(place: str, plain: bool) -> Registry:
-    from tlhub.remote.reference import parse
-    from tlhub.remote.registry import Registry
-
-    return Registry(parse(place, plain=plain))
-
-
-def _wanted(archs: Sequence[str], kernel: str | None, workload: str | None) -> Callable[[Manifest], bool]:
-    """Return the function that tells whether the filters mean an entry."""
-    places = {full_arch(arch) for arch in archs}
+def _chosen(archs: Sequence[str], kernel: str | None, workload: str | None) -> Chosen:
+    places = tuple(arch for name in archs if (arch := full_arch(name)))
     problems = None if workload is None else _problems(workload)
 
     def wanted(manifest: Manifest) -> bool:
@@ -180,7 +177,7 @@ def _wanted(archs: Sequence[str], kernel: str | None, workload: str | None) -> C
             return False
         return problems is None or problems(manifest)
 
-    return wanted
+    return Chosen(places or None, kernel, wanted)
 
 
 def _problems(workload: str) -> Callable[[Manifest], bool]:
@@ -212,10 +209,6 @@ def _problems(workload: str) -> Callable[[Manifest], bool]:
         )
 
     return needed
-
-
-def _signers(manifest: Manifest, signatures: Any) -> list[str]:
-    return [signer for digest, signer in signatures if digest == manifest.sha256]
 
 
 def _report(done: Done, registry: Registry, verb: str, as_json: bool) -> None:

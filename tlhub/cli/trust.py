@@ -20,6 +20,7 @@ from tlhub.cli.entries import (
     kernel_option,
     name_of,
     root_of,
+    sound,
     user_store,
 )
 
@@ -91,26 +92,18 @@ def keygen(name: str) -> None:
 def sign(key: str, store: str | None, kernel: str | None, arch: str | None, as_json: bool) -> None:
     """Sign entries, each of which is read and hashed first; exits with 1 where one is damaged."""
     from tlhub.cache import keyring, signature
-    from tlhub.cache.entry import Damaged
 
     signer, where = keyring.signer(key), _store(store)
-    signed, refused = 0, []
-    for item in _meant(where, kernel, arch):
-        try:
-            entry = where.open(item)
-            entry.verify()
-        except Damaged as error:
-            refused.append((item, error.reason))
-            continue
+    entries, refused = sound(where, _meant(where, kernel, arch))
+    for entry in entries:
         signature.write(where, entry.manifest.sha256, signer.id, signer.sign(entry.manifest))
-        signed += 1
     if as_json:
-        damaged = [{"entry": item.folder, "reason": reason} for item, reason in refused]
-        output.write_json({"path": where.root, "key": signer.id, "signed": signed, "damaged": damaged})
+        damaged = [{"entry": folder, "reason": reason} for folder, reason in refused]
+        output.write_json({"path": where.root, "key": signer.id, "signed": len(entries), "damaged": damaged})
     else:
-        output.write(f"{signed} signed by {signer.id} in {where.root}, {len(refused)} damaged")
-        for item, reason in refused:
-            output.note(f"not signed: {item.folder}: {reason}")
+        output.write(f"{len(entries)} signed by {signer.id} in {where.root}, {len(refused)} damaged")
+        for folder, reason in refused:
+            output.note(f"not signed: {folder}: {reason}")
     if refused:
         sys.exit(FOUND_PROBLEMS)
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from tlhub import catalog, hub, sources, workload
-from tlhub.cache.entry import Entry
+from tlhub.cache.entry import Damaged, Entry
 from tlhub.devices import canonical_arch
-from tlhub.errors import NotPrebuilt
+from tlhub.errors import CacheError, NotPrebuilt
 from tlhub.explanation import command
 from tlhub.specs import Schedule
 
@@ -45,9 +45,10 @@ class Served(NamedTuple):
 
 
 def serve(asked: Iterable[dict[str, Any]], path: str, archs: Sequence[str] = ()) -> list[Served]:
-    """Return the entries that serve *asked*, each once: no store is written to, and nothing is built.
+    """Return the entries that serve *asked*, each once: nothing is built, and what a registry has is in the cache then.
 
-    Raises NotPrebuilt, which names what of the workload *path* (for *archs*, where given) no store has.
+    Raises NotPrebuilt, which names what of the workload *path* (for *archs*, where given) no store has, and CacheError
+    for what a registry has and cannot be brought.
     """
     found: dict[str, Served] = {}
     missing = []
@@ -56,6 +57,12 @@ def serve(asked: Iterable[dict[str, Any]], path: str, archs: Sequence[str] = ())
         serving = trace.served
         if serving and serving.hit:
             hit = serving.hit
+            try:
+                hit.entry.prepare()
+            except Damaged as error:  # of what is here it was found before
+                text = f"entry {hit.entry.key[:16]} cannot be brought from {hit.store.name}: {error.reason}"
+                raise CacheError(text, hint=f"tlhub remote verify {hit.store.name}") from error
+            hit.entry.hold()
             found[hit.entry.key] = Served(hit.entry, serving.resolution.candidates[hit.index].schedule)
         else:
             missing.append(command(trace.problem, trace.place, request["schedule"]))

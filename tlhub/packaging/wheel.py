@@ -1,24 +1,29 @@
 """Wheels of binaries: a plugin with a read-only store, and the list of what that covers.
 
 The wheel is built by hatchling from a project that is written for it. What says when and how long an entry was built is
-left out of its manifest, so that the same sources and the same compilers give the same bytes.
+left out of its manifest, so that the same sources and the same compilers give the same bytes; of one that somebody
+signed nothing is, and its signatures go with it.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tlhub.cache import signature, vouching
+from tlhub.cache.entry import Entry
 from tlhub.cache.manifest import MANIFEST, Manifest
 from tlhub.catalog import Catalog
 from tlhub.errors import ArgumentError, BuildError, CacheError
@@ -93,7 +98,7 @@ every problem.
 
 @dataclass(frozen=True)
 class Package:
-    """What a wheel is to be. ``tag``: of its platform."""
+    """What a wheel is to be. ``tag``: of its platform; ``signatures``: by the manifest's SHA-256 and the key's id."""
 
     name: str
     version: str
@@ -101,6 +106,7 @@ class Package:
     manifests: tuple[Manifest, ...]
     needs: tuple[Need, ...]
     tag: str
+    signatures: Mapping[str, Mapping[str, bytes]]
 
     @property
     def module(self) -> str:
@@ -120,7 +126,10 @@ class Package:
             "archs": list(self.archs),
             "needs": [requirement(wanted) for wanted in self.needs],
             "revisions": _revisions(self.manifests),
-            "entries": [_covered(manifest) for manifest in self.manifests],
+            "entries": [
+                {**_covered(manifest), "signed_by": sorted(self.signatures.get(manifest.sha256, ()))}
+                for manifest in self.manifests
+            ],
         }
 
 
@@ -165,8 +174,8 @@ def check(archs: Sequence[str], name: str | None, version: str | None) -> None:
 def plan(served: Iterable[Served], catalog: Catalog, name: str | None = None, version: str | None = None) -> Package:
     """Return the package of *served*; *version* is by default that of tlhub-core.
 
-    Raises ArgumentError, CacheError for a platform without a tag, and BuildError for entries that were built of other
-    sources than those installed.
+    Raises ArgumentError, CacheError for a platform without a tag and for a signature that does not hold, and BuildError
+    for entries that were built of other sources than those installed.
     """
     served = sorted(served, key=lambda found: found.entry.manifest.folder)
     old = next((found for found in served if not found.current), None)
@@ -176,13 +185,17 @@ def plan(served: Iterable[Served], catalog: Catalog, name: str | None = None, ve
             "than those installed",
             hint="export TLHUB_MATCH=compatible  # and the same again: it is then built anew",
         )
-    manifests = tuple(_without_time(found.entry.manifest) for found in served)
+    entries = [found.entry for found in served]
+    lists = functools.cache(signature.listed)
+    signatures = {entry.manifest.sha256: found for entry in entries if (found := _signatures(entry, lists))}
+    manifests = tuple(m if m.sha256 in signatures else _without_time(m) for m in (entry.manifest for entry in entries))
     archs = tuple(sorted({manifest.arch for manifest in manifests}))
     brought = {p.distribution: p.version for p in catalog.plugins}
     wanted = {CORE} | {catalog.owner(found.schedule).distribution for found in served}
     wanted |= {p.distribution for p in catalog.plugins for k in p.kernels if k.name in {m.kernel for m in manifests}}
     needs = tuple(need(distribution, brought[distribution]) for distribution in sorted(wanted))
-    return Package(name_of(archs, name), version or brought[CORE], archs, manifests, needs, tag_of(manifests))
+    tag = tag_of(manifests)
+    return Package(name_of(archs, name), version or brought[CORE], archs, manifests, needs, tag, signatures)
 
 
 def tag_of(manifests: Iterable[Manifest]) -> str:
@@ -213,6 +226,11 @@ def write(package: Package, served: Iterable[Served], folder: str) -> str:
             (place / MANIFEST).write_bytes(manifest.to_bytes())
             for member in manifest.members:
                 (place / member).write_bytes(entries[manifest.build_digest].read(member))
+        for digest, found in package.signatures.items():
+            for signer, made in found.items():
+                place = inside / "store" / signature.SIGNATURES / signature.file_name(digest, signer)
+                place.parent.mkdir(exist_ok=True)
+                place.write_bytes(signature.to_text(made))
         (inside / "__init__.py").write_text(_plugin(package), "utf-8")
         (inside / "coverage.json").write_text(json.dumps(package.to_json(), indent=1) + "\n", "utf-8")
         Path(project, "pyproject.toml").write_text(_project(package), "utf-8")
@@ -233,8 +251,17 @@ def _build(project: str, folder: str) -> str:
         os.makedirs(folder, exist_ok=True)
         write_whole(path, made.read_bytes())
     except OSError as error:
-        raise CacheError(f"the wheel {path!r} cannot be written: {error.strerror or error}", hint="df -h .") from error
+        hint = f"df -h {shlex.quote(folder)}"
+        raise CacheError(f"the wheel {path!r} cannot be written: {error.strerror or error}", hint=hint) from error
     return path
+
+
+def _signatures(entry: Entry, lists: Callable[[str], signature.Listed]) -> Mapping[str, bytes]:
+    """Return the signatures that lie beside *entry*, by key. Raises CacheError for one that does not hold."""
+    good, wrong = vouching.sift(entry.manifest, signature.beside(entry, lists))
+    if wrong:
+        raise CacheError(f"entry {entry.key[:16]} cannot be packed with {wrong[0]}", hint="tlhub trust sign --key NAME")
+    return good
 
 
 def _without_time(manifest: Manifest) -> Manifest:

@@ -22,8 +22,8 @@ from tlhub.cache.manifest import LARGEST_MANIFEST, MANIFEST, Damaged, Manifest
 LARGEST_FRONT = 256 << 20
 _BLOCK = tarfile.BLOCKSIZE
 
-Marks = Mapping[tuple[str, str], bytes]
-"""Signatures by the digest of the manifest and the id of the key."""
+Marks = Mapping[str, Mapping[str, bytes]]
+"""Signatures by the digest of the manifest, and of one by the id of the key."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,9 @@ def plan(manifests: Iterable[Manifest], signatures: Marks) -> tuple[bytes, Front
     """Return the bytes of the front, and where the members have to be put behind it."""
     ordered = sorted(manifests, key=lambda m: m.folder)
     files = [(f"{m.folder}/{MANIFEST}", m.to_bytes()) for m in ordered]
-    for (digest, signer), data in sorted(signatures.items()):
-        files.append((f"{signature.SIGNATURES}/{signature.file_name(digest, signer)}", signature.to_text(data)))
+    for digest, found in sorted(signatures.items()):
+        for signer, data in sorted(found.items()):
+            files.append((f"{signature.SIGNATURES}/{signature.file_name(digest, signer)}", signature.to_text(data)))
     front = b"".join(header(name, len(data)) + padded(data) for name, data in files)
     return front, Front(tuple(_placed(ordered, len(front))), dict(signatures), len(front))
 
@@ -67,7 +68,7 @@ def plan(manifests: Iterable[Manifest], signatures: Marks) -> tuple[bytes, Front
 def read(data: bytes, arch: str) -> Front:
     """Return what the front of a layer for *arch* says. Raises Damaged for anything that ``plan`` would not write."""
     manifests: list[Manifest] = []
-    signatures: dict[tuple[str, str], bytes] = {}
+    signatures: dict[str, dict[str, bytes]] = {}
     position = 0
     while position < len(data):
         name, content = _file(data, position)
@@ -81,7 +82,7 @@ def read(data: bytes, arch: str) -> Front:
             signed, found = signature.NAME.fullmatch(name.rpartition("/")[2]), signature.from_text(content)
             if signed is None or found is None:
                 raise Damaged(f"{name!r} is neither a manifest nor a signature")
-            signatures[signed[1], signed[2]] = found
+            signatures.setdefault(signed[1], {})[signed[2]] = found
     folders = [m.folder for m in manifests]
     if folders != sorted(set(folders)):
         raise Damaged("its entries are not in order")

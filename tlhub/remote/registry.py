@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, TypeVar
 from urllib.parse import urljoin
 
 from tlhub.cache.manifest import Damaged
-from tlhub.errors import CacheError
+from tlhub.errors import ArgumentError, CacheError
 from tlhub.remote import artifact
 from tlhub.remote.layer import sha256
 from tlhub.remote.reference import Reference
@@ -32,9 +32,17 @@ class Unsteady(CacheError):
     """What may go well the next time: no connection, a broken one, a registry that is overrun."""
 
 
+def offline() -> bool:
+    """Tell whether TLHUB_OFFLINE says that no registry is to be asked. Raises ArgumentError for another word."""
+    word = os.environ.get("TLHUB_OFFLINE") or "0"
+    if word not in ("0", "1"):
+        raise ArgumentError(f"TLHUB_OFFLINE is {word!r}; allowed are 0 and 1", hint="export TLHUB_OFFLINE=1")
+    return word == "1"
+
+
 def check_online() -> None:
-    """Raise CacheError if TLHUB_OFFLINE says that no registry is to be asked."""
-    if os.environ.get("TLHUB_OFFLINE", "") not in ("", "0"):
+    """Raise CacheError where no registry is to be asked, ArgumentError where that cannot be told."""
+    if offline():
         raise CacheError("no registry is asked: TLHUB_OFFLINE is set", hint="unset TLHUB_OFFLINE")
 
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, TimeoutError
 from typing import NamedTuple, TypeVar
 
-from tlhub.cache import vouching
+from tlhub.cache import copying, vouching
 from tlhub.cache.entry import Damaged, Entry
 from tlhub.cache.store import Found, Item, Skipped, Store
-from tlhub.errors import CacheError
+from tlhub.errors import CacheError, TlhubError
 from tlhub.remote import reading, sync
 from tlhub.remote.artifact import Layer
 from tlhub.remote.layer import Marks, Row
@@ -51,7 +51,7 @@ class RemoteStore(Store):
         """Return the entries of a problem, with their manifests; members come when one is prepared. Never raises."""
         try:
             known = self._known(arch)
-        except CacheError as error:  # Damaged is one
+        except TlhubError as error:
             return Found((), (Skipped(self.name, getattr(error, "reason", error.message)),))
         return Found(tuple(RemoteEntry(self, item, row) for item, row in known.rows.get(problem_digest, ())))
 
@@ -67,11 +67,11 @@ class RemoteStore(Store):
             vouching.check(entry, self.signed or vouching.policy(), self.signature)
 
     def signature(self, digest: str, signer: str) -> bytes | None:
-        return next((k.marks[digest, signer] for k in self._archs.values() if (digest, signer) in k.marks), None)
+        return self.signatures(digest).get(signer)
 
-    def marks(self, arch: str) -> Marks:
-        """Return the signatures that lookups for *arch* have seen."""
-        return self._archs[arch].marks if arch in self._archs else {}
+    def signatures(self, digest: str) -> Mapping[str, bytes]:
+        """Return the signatures of a manifest by key, of those that lookups have seen."""
+        return next((known.marks[digest] for known in self._archs.values() if digest in known.marks), {})
 
     def leave_alone(self, error: CacheError) -> None:
         """Ask the registry nothing for a while, for it failed."""
@@ -144,7 +144,7 @@ class _Known(NamedTuple):
         rows: dict[str, list[tuple[Layer, Row]]] = {}
         for item, row in found.values():
             rows.setdefault(row.manifest.problem_digest, []).append((item, row))
-        return cls(rows, {mark: made for shelf in shelves for mark, made in shelf.front.signatures.items()})
+        return cls(rows, sync.merged(shelves))
 
 
 class RemoteEntry(Entry):
@@ -156,12 +156,16 @@ class RemoteEntry(Entry):
         super().__init__(None, row.manifest, remote.name)
         self._remote, self._layer, self._row = remote, item, row
 
+    @property
+    def afar(self) -> bool:
+        return not self.published and not self._held
+
     def prepare(self) -> None:
         """Bring the entry into the cache, unless it is there. Raises Damaged."""
-        if not self.published and not self._held:
+        if self.afar:
             try:
                 seconds = _PATIENCE + (self._row.end - self._row.start) / _SLOWEST
-                found = sync.find(self._remote.cache(), self.manifest)
+                found = copying.find(self._remote.cache(), self.manifest)
                 found = found or self._remote.within(seconds, self._download)
                 found.prepare()
             except OSError as error:  # CacheError is one
@@ -177,7 +181,7 @@ class RemoteEntry(Entry):
         for got in reading.download(self._remote.registry(), self._layer, [self._row], cache.stage):
             if got.wrong:
                 raise Damaged(got.wrong)
-            if got.staged.volatile is None:
-                sync.keep_signatures(cache, manifest, self._remote.marks(manifest.arch))
-            entry = cache.publish(got.staged, manifest)
+            signatures = {} if got.staged.volatile else self._remote.signatures(manifest.sha256)
+            with vouching.keeping(cache, manifest, signatures):
+                entry = cache.publish(got.staged, manifest)
         return entry

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import random
@@ -11,12 +12,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tlhub.cache import archive, signature, vouching
+from tlhub.cache.copying import find
 from tlhub.cache.entry import Damaged, Entry, Manifest
 from tlhub.cache.store import Store
 from tlhub.errors import ArgumentError, CacheError
 from tlhub.remote import artifact, layer, reading
 from tlhub.remote.artifact import Layer
 from tlhub.remote.layer import Marks
+from tlhub.remote.reading import Shelf
 from tlhub.remote.registry import Registry
 
 _ROUNDS = 12
@@ -26,7 +29,8 @@ _SETTLE = 0.2  # seconds
 @dataclass
 class Done:
     """What a push or a pull did. ``digest``: of what the tag means; ``present``: entries that were there already;
-    ``size``: bytes that were sent; ``refused``: folders of entries that were left out, and why."""
+    ``size``: bytes that were sent; ``refused``: folders of entries that were left out, or signatures of theirs, and
+    why."""
 
     digest: str = ""
     entries: int = 0
@@ -50,8 +54,8 @@ def push(registry: Registry, store: Store, entries: Iterable[Entry], *, replace:
     document = None if replace else registry.manifest()
     there = () if document is None else reading.open_shelves(registry, document)
     known = {row.manifest.build_digest: row.manifest.sha256 for shelf in there for row in shelf.front.rows}
-    signed = {mark for shelf in there for mark in shelf.front.signatures}
-    done, new, marks = Done(), dict[str, dict[str, Entry]](), dict[str, dict[tuple[str, str], bytes]]()
+    sent, lists = merged(there), functools.cache(signature.listed)
+    done, new, marks = Done(), dict[str, dict[str, Entry]](), dict[str, dict[str, dict[str, bytes]]]()
     for entry in entries:
         manifest, arch = entry.manifest, entry.manifest.arch
         try:
@@ -65,13 +69,15 @@ def push(registry: Registry, store: Store, entries: Iterable[Entry], *, replace:
         else:
             done.present += 1
         if known.get(manifest.build_digest, manifest.sha256) == manifest.sha256:
-            found = signature.find(str(store.root), manifest.sha256)
-            unsent = {(manifest.sha256, signer): made for signer, made in found.items()}
-            marks.setdefault(arch, {}).update({mark: made for mark, made in unsent.items() if mark not in signed})
+            good, wrong = vouching.sift(manifest, signature.beside(entry, lists))
+            done.refused += ((manifest.folder, reason) for reason in wrong)
+            unsent = {signer: made for signer, made in good.items() if signer not in sent.get(manifest.sha256, {})}
+            if unsent:
+                marks.setdefault(arch, {})[manifest.sha256] = unsent
     if not new and not done.present:
         raise CacheError(f"nothing to push: no whole entry of {store.root} is meant", hint="tlhub cache ls")
     mine = []
-    for arch in sorted({*new, *(arch for arch, found in marks.items() if found)}):
+    for arch in sorted({*new, *marks}):
         chosen = list(new.get(arch, {}).values())
         mine.append(_upload(registry, arch, chosen, marks.get(arch, {})))
         done.entries, done.size = done.entries + len(chosen), done.size + mine[-1].size
@@ -91,56 +97,44 @@ def pull(
     What the store would not serve for want of a signature is refused. Raises CacheError: what came before stays.
     """
     digest, found = reading.shelves(registry, archs)
-    marks = {mark: made for shelf in found for mark, made in shelf.front.signatures.items()}
-    done = Done(digest)
+    marks, done = merged(found), Done(digest)
     for shelf in found:
         missing = []
         for row in shelf.front.rows:
-            if wanted(row.manifest):
-                reason = unvouched(store, row.manifest, marks)
-                if reason:
-                    done.refused.append((row.manifest.folder, reason))
-                elif find(store, row.manifest):
-                    done.present += 1
-                    keep_signatures(store, row.manifest, marks)
-                else:
-                    missing.append(row)
-        for got in reading.download(registry, shelf.layer, missing, store.stage):
-            if got.wrong:
-                done.refused.append((got.row.manifest.folder, got.wrong))
+            manifest, signatures = row.manifest, marks.get(row.manifest.sha256, {})
+            if not wanted(manifest):
                 continue
-            keep_signatures(store, got.row.manifest, marks)  # before it can be found
-            if not store.publish(got.staged, got.row.manifest).published:
-                raise store.unkept or CacheError(f"{store.root} keeps no entry")
+            reason = vouching.unwanted(store, manifest, signatures)
+            there = None if reason else find(store, manifest)
+            if reason:
+                done.refused.append((manifest.folder, reason))
+            elif there is None:
+                missing.append(row)
+            else:
+                done.present += 1
+                if there.manifest.sha256 == manifest.sha256:
+                    wrong = vouching.keep(store, manifest, signatures)
+                    done.refused += ((manifest.folder, reason) for reason in wrong)
+        for got in reading.download(registry, shelf.layer, missing, store.stage):
+            manifest = got.row.manifest
+            if got.wrong:
+                done.refused.append((manifest.folder, got.wrong))
+                continue
+            with vouching.keeping(store, manifest, marks.get(manifest.sha256, {})) as wrong:
+                if not store.publish(got.staged, manifest).published:
+                    raise store.unkept or CacheError(f"{store.root} keeps no entry")
+            done.refused += ((manifest.folder, reason) for reason in wrong)
             done.entries, done.size = done.entries + 1, done.size + got.row.end - got.row.start
     return done
 
 
-def unvouched(store: Store, manifest: Manifest, marks: Marks) -> str | None:
-    """Return why *store* would not serve the entry for want of a signature, or None."""
-    if not store.wants_signatures or (store.signed or vouching.policy()) != "require":
-        return None
-    return vouching.refusal(manifest, lambda digest, signer: marks.get((digest, signer)))
-
-
-def find(store: Store, manifest: Manifest) -> Entry | None:
-    """Return the whole entry of that build that *store* has and would serve, or None."""
-    for entry in store.lookup(manifest.arch, manifest.kernel, manifest.problem_digest).entries:
-        if entry.key == manifest.build_digest:
-            try:
-                store.vouch(entry)
-                entry.verify()
-                return entry
-            except Damaged:
-                continue
-    return None
-
-
-def keep_signatures(store: Store, manifest: Manifest, marks: Marks) -> None:
-    """Put those of *marks* that are signatures of the entry beside it. Raises CacheError."""
-    for (digest, signer), made in marks.items():
-        if digest == manifest.sha256 and store.signature(digest, signer) is None:
-            signature.write(store, digest, signer, made)
+def merged(shelves: Iterable[Shelf]) -> dict[str, dict[str, bytes]]:
+    """Return the signatures of all *shelves*: one layer may have those of another's entries."""
+    marks: dict[str, dict[str, bytes]] = {}
+    for shelf in shelves:
+        for digest, found in shelf.front.signatures.items():
+            marks.setdefault(digest, {}).update(found)
+    return marks
 
 
 def _upload(registry: Registry, arch: str, entries: Sequence[Entry], marks: Marks) -> Layer:
