@@ -8,7 +8,7 @@ from tlhub.hooks import hookimpl
 from tlhub.specs import Kernel, Schedule
 from tlhub_attention.backward_contract import ATTENTION_BWD
 from tlhub_attention.contract import ATTENTION
-from tlhub_attention.cpu import FLASH
+from tlhub_attention.cpu import FLASH, FLASH_BWD
 from tlhub_attention.hopper import HOPPER
 
 TLHUB_API = 1
@@ -21,4 +21,4 @@ def tlhub_kernels() -> Iterable[Kernel]:
 
 @hookimpl
 def tlhub_schedules() -> Iterable[Schedule]:
-    return [FLASH, HOPPER]
+    return [FLASH, FLASH_BWD, HOPPER]
