@@ -60,6 +60,11 @@ def compare(
     sign, scalars = signature(kernel, problem), default_scalars(kernel, problem)
     seeds = itertools.count(seed)
     sets = [{t.name: arrays.random(t, next(seeds)) for t in sign.inputs} for _ in range(_sets(sign, l2))]
+    if kernel.prepare:
+        for given in sets:
+            wide = {name: arrays.double(x) for name, x in given.items()}
+            for name, x in function(kernel.prepare)(problem, wide, scalars).items():
+                given[name] = arrays.rounded(x, given[name])
     try:
         worst = check_there(compiled, kernel, problem, sets[0], scalars, arrays)
     except AssertionError as error:

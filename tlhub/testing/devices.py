@@ -64,6 +64,9 @@ class Arrays(Protocol):
     def double(self, x: Any) -> Any:
         """Return *x* in float64 as an array that NumPy's functions take: CuPy's, or NumPy's where that is missing."""
 
+    def rounded(self, x: Any, like: Any) -> Any:
+        """Return *x*, of ``double``'s kind, as an array of this library on the device, in the dtype of *like*."""
+
     def wait(self) -> None:
         """Return when the device has done all that it was told."""
 
@@ -121,6 +124,10 @@ class TorchArrays:
             return x.double().cpu().numpy()
         return cupy.from_dlpack(x.double())
 
+    def rounded(self, x: Any, like: Any) -> Any:
+        made = self._torch.from_numpy(x) if isinstance(x, np.ndarray) else self._torch.from_dlpack(x)
+        return made.to(like.device, like.dtype)
+
     def wait(self) -> None:
         self._torch.cuda.synchronize(self._device)
 
@@ -158,6 +165,9 @@ class CupyArrays:
 
     def double(self, x: Any) -> Any:
         return x.astype("float64")
+
+    def rounded(self, x: Any, like: Any) -> Any:
+        return x.astype(like.dtype)
 
     def wait(self) -> None:
         self._cupy.cuda.get_current_stream().synchronize()
