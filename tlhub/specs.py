@@ -105,6 +105,9 @@ class Kernel:
     the platform's library once. Inputs are a mapping of names to NumPy arrays, outputs a tuple; a reference that asks
     nothing but NumPy's protocols of its arrays is computed on a GPU, by CuPy, where it would take long. A peer for a
     GPU is named after its target and the library whose arrays it takes: ``cuda:torch``.
+    ``prepare``: for inputs that no random array is fit for, an import path too (``""`` for none): ``prepare(problem,
+    inputs, scalars, rng) -> inputs`` takes what was drawn and returns, by name, those that tests and measurements take
+    in its place (lengths within an array, say); they are then converted to their dtypes.
     """
 
     name: str
@@ -121,6 +124,7 @@ class Kernel:
     patterns: tuple[tuple[str, ...], ...] = ()
     check: Callable[[Problem], str | None] | None = None
     peers: Mapping[str, str] = field(default_factory=dict)
+    prepare: str = ""
     doc: str = ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from tlhub import problem
 from tlhub.errors import ArgumentError
 from tlhub.specs import Arg, Dim, Kernel, Option, Scalar
-from tlhub.testing import check, compare, default_scalars, inputs, poisoned
+from tlhub.testing import check, compare, default_scalars, devices, inputs, poisoned
 from tlhub.testing.data import spilled
 from tlhub.testing.numbers import bind
 
@@ -181,6 +182,26 @@ def test_inputs_are_of_the_contract_and_repeat():
     assert whole.min() == -128 and whole.max() == 127
     large = inputs(SCALE, made((64, 64), "float8_e4m3fn"), scale=1e4)["x"].astype(np.float32)
     assert np.isfinite(large).all() and abs(large).max() == 448
+
+
+def prepare(problem, inputs, scalars, rng):
+    return {"n": rng.integers(0, problem.dim["D"] + 1, inputs["n"].shape), "half": scalars["scale"] * inputs["x"]}
+
+
+def test_inputs_that_the_kernel_prepares():
+    more = (Arg("n", ("M",), dtype="int32"), Arg("half", ("B", "M", "D"), dtype="float16"))
+    kernel = replace(SCALE, inputs=(*SCALE.inputs, *more), prepare=f"{__name__}:prepare")
+    asked = problem.make(kernel, (65, 4), "float32", {})
+    made = inputs(kernel, asked, seed=1)
+    assert list(made) == ["x", "n", "half"]
+    assert made["n"].dtype == np.int32 and made["n"].min() == 0 and made["n"].max() == 4
+    assert (made["half"] == (made["x"] / 2).astype(np.float16)).all()
+    assert (inputs(kernel, asked, seed=1, scalars={"scale": 2.0})["half"] == (made["x"] * 2).astype(np.float16)).all()
+    torch = pytest.importorskip("torch")
+    values, arrays = default_scalars(kernel, asked), devices.TorchArrays("cpu")
+    there = devices.random(kernel, asked, values, itertools.count(1), arrays)
+    assert list(there) == ["x", "n", "half"] and there["n"].dtype == torch.int32
+    assert torch.equal(there["half"], (there["x"] / 2).half()) and 0 <= there["n"].min() and there["n"].max() <= 4
 
 
 def test_poison_shows_in_every_dtype():

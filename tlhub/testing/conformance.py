@@ -155,6 +155,7 @@ print("\\n" + json.dumps(found))
 
 def _imports(plugin: plugins.Plugin, report: Report) -> None:
     paths = dict.fromkeys([k.reference for k in plugin.kernels] + [k.tolerance for k in plugin.kernels], "")
+    paths |= {k.prepare: "" for k in plugin.kernels if k.prepare}
     paths |= {t.assemble: "" for t in plugin.targets}
     paths |= {path: name for k in plugin.kernels for name, path in k.peers.items()}
     _import(plugin, paths, report)

@@ -36,14 +36,39 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
         return np.dtype(getattr(ml_dtypes, name))
 
 
-def inputs(kernel: Kernel, problem: Problem, seed: int = 0, scale: float = 1.0) -> dict[str, Array]:
+def inputs(
+    kernel: Kernel,
+    problem: Problem,
+    seed: int = 0,
+    scale: float = 1.0,
+    scalars: Mapping[str, float] | None = None,
+) -> dict[str, Array]:
     """Return random arrays for the inputs of *problem* by name, at full rank, from *seed*.
 
     Floats are standard normal values times *scale*, rounded to the contract's dtype (fp8 saturates);
-    integers cover the whole range of their dtype. Raises ArgumentError where a dim is symbolic.
+    integers cover the whole range of their dtype. Those that the kernel prepares fit the others and the *scalars* of
+    the call (default: the contract's). Raises ArgumentError where a dim is symbolic.
     """
     rng = np.random.default_rng(seed)
-    return {t.name: _random(rng, t, scale) for t in _concrete(kernel, problem).inputs}
+    drawn = {t.name: _random(rng, t, scale) for t in _concrete(kernel, problem).inputs}
+    return drawn | prepared(kernel, problem, drawn, default_scalars(kernel, problem, scalars), rng)
+
+
+def prepared(
+    kernel: Kernel, problem: Problem, drawn: Mapping[str, Any], scalars: Mapping[str, float], rng: np.random.Generator
+) -> dict[str, Any]:
+    """Return the inputs that *kernel* prepares to fit those *drawn*, which are NumPy's or CuPy's, as NumPy arrays of
+    their dtypes; none where it prepares none."""
+    if not kernel.prepare:
+        return {}
+    dtypes, made = dict(problem.dtypes), function(kernel.prepare)(problem, drawn, scalars, rng)
+    return {name: fetched(array).astype(numpy_dtype(dtypes[name])) for name, array in made.items()}
+
+
+def fetched(array: Any) -> Array:
+    """Return an array of NumPy or CuPy as NumPy's."""
+    found: Array = array if isinstance(array, np.ndarray) else array.get()
+    return found
 
 
 def poisoned(kernel: Kernel, problem: Problem, gap: Callable[[int], int] = lambda count: 0) -> tuple[Array, ...]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import gc
 import importlib.util
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
 
-from tlhub.specs import Tensor
-from tlhub.testing.data import numpy_dtype
+from tlhub.problem import signature
+from tlhub.specs import Kernel, Problem, Tensor
+from tlhub.testing.data import numpy_dtype, prepared
 
 Array = np.ndarray[Any, Any]
 
@@ -38,12 +39,6 @@ def float64(arrays: Mapping[str, Array], device: str) -> dict[str, Any]:
 
     with cupy.cuda.Device(_index(device)):
         return {name: cupy.asarray(array.astype(np.float64)) for name, array in arrays.items()}
-
-
-def fetched(array: Any) -> Array:
-    """Return an array of NumPy or CuPy as NumPy's."""
-    found: Array = array if isinstance(array, np.ndarray) else array.get()
-    return found
 
 
 class Arrays(Protocol):
@@ -84,6 +79,19 @@ def pick(device: str, preferred: Collection[str] = ()) -> Arrays:
         except ImportError:
             continue
     raise ImportError("neither torch nor cupy is installed, and a GPU's arrays are theirs")
+
+
+def random(
+    kernel: Kernel, problem: Problem, scalars: Mapping[str, float], seeds: Iterator[int], arrays: Arrays
+) -> dict[str, Any]:
+    """Return random inputs of *problem* by name, made on the device, each from the next of *seeds*; then those that the
+    kernel prepares to fit them, made in float64."""
+    drawn = {t.name: arrays.random(t, next(seeds)) for t in signature(kernel, problem).inputs}
+    if not kernel.prepare:
+        return drawn
+    wide = {name: arrays.double(x) for name, x in drawn.items()}
+    made = prepared(kernel, problem, wide, scalars, np.random.default_rng(next(seeds)))
+    return drawn | {name: arrays.put(x)[0] for name, x in made.items()}
 
 
 class TorchArrays:

@@ -11,8 +11,8 @@ import numpy as np
 
 from tlhub.problem import input_dtypes
 from tlhub.specs import Extent, Kernel, Problem
-from tlhub.testing.data import Array, default_scalars, function, inputs, numpy_dtype, poisoned, spilled
-from tlhub.testing.devices import Arrays, fetched, float64, on_gpu, put
+from tlhub.testing.data import Array, default_scalars, fetched, function, inputs, numpy_dtype, poisoned, spilled
+from tlhub.testing.devices import Arrays, float64, on_gpu, put
 
 _LONG = 1e11
 """Operations of a problem whose reference takes seconds on a CPU; on a GPU it is computed there."""
@@ -51,7 +51,7 @@ def check(
     if isinstance(what, Problem):
         what = hub.get(contract.name, problem.dim, input_dtypes(contract, problem.dtypes), **problem.option)
     problem = bind(problem, dims or {})
-    given = dict(arrays) if arrays is not None else inputs(contract, problem, seed, scale)
+    given = dict(arrays) if arrays is not None else inputs(contract, problem, seed, scale, scalars)
     values = default_scalars(contract, problem, scalars)
     device = device or f"{getattr(what, 'arch', 'cpu').partition(':')[0]}:0"
     names = [name for name, _ in problem.dtypes]
