@@ -107,7 +107,8 @@ class Kernel:
     GPU is named after its target and the library whose arrays it takes: ``cuda:torch``.
     ``prepare``: for inputs that no random array is fit for, an import path too (``""`` for none): ``prepare(problem,
     inputs, scalars, rng) -> inputs`` takes what was drawn and returns, by name, those that tests and measurements take
-    in its place (lengths within an array, say); they are then converted to their dtypes.
+    in its place (lengths within an array, say); they are then converted to their dtypes. A measurement has no *rng*:
+    it is of the whole problem, each length as long as the dims allow.
     """
 
     name: str

@@ -185,7 +185,9 @@ def test_inputs_are_of_the_contract_and_repeat():
 
 
 def prepare(problem, inputs, scalars, rng):
-    return {"n": rng.integers(0, problem.dim["D"] + 1, inputs["n"].shape), "half": scalars["scale"] * inputs["x"]}
+    most = problem.dim["D"]
+    lengths = np.full(inputs["n"].shape, most) if rng is None else rng.integers(0, most + 1, inputs["n"].shape)
+    return {"n": lengths, "half": scalars["scale"] * inputs["x"]}
 
 
 def test_inputs_that_the_kernel_prepares():
@@ -197,11 +199,12 @@ def test_inputs_that_the_kernel_prepares():
     assert made["n"].dtype == np.int32 and made["n"].min() == 0 and made["n"].max() == 4
     assert (made["half"] == (made["x"] / 2).astype(np.float16)).all()
     assert (inputs(kernel, asked, seed=1, scalars={"scale": 2.0})["half"] == (made["x"] * 2).astype(np.float16)).all()
+    assert (inputs(kernel, asked, whole=True)["n"] == 4).all()
     torch = pytest.importorskip("torch")
     values, arrays = default_scalars(kernel, asked), devices.TorchArrays("cpu")
     there = devices.random(kernel, asked, values, itertools.count(1), arrays)
     assert list(there) == ["x", "n", "half"] and there["n"].dtype == torch.int32
-    assert torch.equal(there["half"], (there["x"] / 2).half()) and 0 <= there["n"].min() and there["n"].max() <= 4
+    assert torch.equal(there["half"], (there["x"] / 2).half()) and (there["n"] == 4).all()
 
 
 def test_poison_shows_in_every_dtype():

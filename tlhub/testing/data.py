@@ -42,21 +42,26 @@ def inputs(
     seed: int = 0,
     scale: float = 1.0,
     scalars: Mapping[str, float] | None = None,
+    whole: bool = False,
 ) -> dict[str, Array]:
     """Return random arrays for the inputs of *problem* by name, at full rank, from *seed*.
 
     Floats are standard normal values times *scale*, rounded to the contract's dtype (fp8 saturates);
     integers cover the whole range of their dtype. Those that the kernel prepares fit the others and the *scalars* of
-    the call (default: the contract's). Raises ArgumentError where a dim is symbolic.
+    the call (default: the contract's); *whole*: as in a measurement. Raises ArgumentError where a dim is symbolic.
     """
     rng = np.random.default_rng(seed)
     drawn = {t.name: _random(rng, t, scale) for t in _concrete(kernel, problem).inputs}
-    return drawn | prepared(kernel, problem, drawn, default_scalars(kernel, problem, scalars), rng)
+    return drawn | prepared(kernel, problem, drawn, default_scalars(kernel, problem, scalars), None if whole else rng)
 
 
 def prepared(
-    kernel: Kernel, problem: Problem, drawn: Mapping[str, Any], scalars: Mapping[str, float], rng: np.random.Generator
-) -> dict[str, Any]:
+    kernel: Kernel,
+    problem: Problem,
+    drawn: Mapping[str, Any],
+    scalars: Mapping[str, float],
+    rng: np.random.Generator | None,
+) -> dict[str, Array]:
     """Return the inputs that *kernel* prepares to fit those *drawn*, which are NumPy's or CuPy's, as NumPy arrays of
     their dtypes; none where it prepares none."""
     if not kernel.prepare:

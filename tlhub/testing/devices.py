@@ -85,12 +85,12 @@ def random(
     kernel: Kernel, problem: Problem, scalars: Mapping[str, float], seeds: Iterator[int], arrays: Arrays
 ) -> dict[str, Any]:
     """Return random inputs of *problem* by name, made on the device, each from the next of *seeds*; then those that the
-    kernel prepares to fit them, made in float64."""
+    kernel prepares for a measurement, made in float64 to fit them."""
     drawn = {t.name: arrays.random(t, next(seeds)) for t in signature(kernel, problem).inputs}
     if not kernel.prepare:
         return drawn
     wide = {name: arrays.double(x) for name, x in drawn.items()}
-    made = prepared(kernel, problem, wide, scalars, np.random.default_rng(next(seeds)))
+    made = prepared(kernel, problem, wide, scalars, None)
     return drawn | {name: arrays.put(x)[0] for name, x in made.items()}
 
 
