@@ -47,11 +47,13 @@ class Dim:
 
     ``default``: None for a required dim, else an extent, or the name of the dim that it equals unless given.
     ``elide``: arrays may leave this leading dim out where it is 1 (a batch of one matrix).
+    ``when``: option values under which there is such a dim, of arguments that exist under them.
     """
 
     name: str
     default: Extent | None = None
     elide: bool = False
+    when: Mapping[str, Value] = field(default_factory=dict)
     doc: str = ""
 
 
@@ -258,8 +260,8 @@ class PrebuiltStore:
 class Problem:
     """A kernel with dims, dtypes and options fixed: canonical, hashable, JSON-able by ``to_json``.
 
-    ``dims`` and ``options`` hold every name of the kernel in its order, defaults filled in;
-    ``dtypes`` holds the dtype of every argument that the options leave, inputs then outputs.
+    ``options`` hold every name of the kernel in its order, and ``dims`` every one that the options leave, defaults
+    filled in; ``dtypes`` holds the dtype of every argument that the options leave, inputs then outputs.
     Make one with ``tlhub.problem.make``.
     """
 
