@@ -1,4 +1,4 @@
-"""The kernel ``attention`` and its schedules."""
+"""The kernels of attention and their schedules."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from tlhub.hooks import hookimpl
 from tlhub.specs import Kernel, Schedule
 from tlhub_attention.contract import ATTENTION
 from tlhub_attention.cpu import FLASH
+from tlhub_attention.decode_contract import DECODE
 from tlhub_attention.hopper import HOPPER
+from tlhub_attention.varlen_contract import VARLEN
 
 TLHUB_API = 1
 
 
 @hookimpl
 def tlhub_kernels() -> Iterable[Kernel]:
-    return [ATTENTION]
+    return [ATTENTION, DECODE, VARLEN]
 
 
 @hookimpl

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from tlhub.specs import Problem
+from tlhub_attention.contract import FLOAT8
 
 Array = np.ndarray[Any, Any]
 
@@ -151,14 +152,17 @@ def torch_attention(problem: Problem, inputs: Mapping[str, Array], scalars: Mapp
     import torch
 
     _refuse(problem, scalars, torch)
-    name, integers = dict(problem.dtypes)["q"], {1: np.uint8, 2: np.int16}
-
-    def tensor(array: Array) -> Any:
-        if array.dtype.kind == "V" or name == "bfloat16":  # NumPy knows no such number
-            return torch.from_numpy(array.view(integers[array.dtype.itemsize])).view(getattr(torch, name))
-        return torch.from_numpy(array)
-
     return _attention(problem, [tensor(inputs[n]) for n in "qkv"], scalars)
+
+
+def tensor(array: Array) -> Any:
+    """Return PyTorch's tensor on the memory of *array*."""
+    import torch
+
+    name = array.dtype.name
+    if name in ("bfloat16", *FLOAT8):  # NumPy knows no such number
+        return torch.from_numpy(array.view(f"int{8 * array.itemsize}")).view(getattr(torch, name))
+    return torch.from_numpy(array)
 
 
 def torch_gpu_attention(
