@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from tlhub.hooks import hookimpl
 from tlhub.specs import Kernel, Schedule
+from tlhub_attention.backward_contract import ATTENTION_BWD
 from tlhub_attention.contract import ATTENTION
 from tlhub_attention.cpu import FLASH
 from tlhub_attention.decode_contract import DECODE
@@ -17,7 +18,7 @@ TLHUB_API = 1
 
 @hookimpl
 def tlhub_kernels() -> Iterable[Kernel]:
-    return [ATTENTION, DECODE, VARLEN]
+    return [ATTENTION, ATTENTION_BWD, DECODE, VARLEN]
 
 
 @hookimpl

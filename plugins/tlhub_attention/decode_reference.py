@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
 
 from tlhub.specs import Problem
 from tlhub_attention import sequences
-
-Array = np.ndarray[Any, Any]
+from tlhub_attention.rows import Array
 
 
 def split(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 from tlhub.specs import Problem
 from tlhub_attention import reference as attention
+from tlhub_attention.rows import Array
 
-Array = np.ndarray[Any, Any]
 Arrays: TypeAlias = "Mapping[str, Array]"
 Split: TypeAlias = "Callable[[Problem, Arrays, tuple[Array, ...]], Iterator[tuple[Arrays, tuple[Array, ...]]]]"
 """``split(problem, inputs, outputs)`` yields of each sequence q, k and v as ``attention`` takes them, a batch of one,

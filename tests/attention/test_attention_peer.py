@@ -10,7 +10,8 @@ import pytest
 from tlhub import problem, testing
 from tlhub.specs import Problem
 from tlhub_attention.contract import ATTENTION
-from tlhub_attention.reference import reference, torch_attention, torch_gpu_attention
+from tlhub_attention.peers import torch_attention, torch_gpu_attention
+from tlhub_attention.reference import reference
 
 
 @pytest.fixture(autouse=True)
