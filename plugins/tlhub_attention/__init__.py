@@ -8,7 +8,7 @@ from tlhub.hooks import hookimpl
 from tlhub.specs import Kernel, Schedule
 from tlhub_attention.backward_contract import ATTENTION_BWD
 from tlhub_attention.contract import ATTENTION
-from tlhub_attention.cpu import FLASH, FLASH_BWD
+from tlhub_attention.cpu import FLASH, FLASH_BWD, FLASH_DECODE, FLASH_VARLEN
 from tlhub_attention.decode_contract import DECODE
 from tlhub_attention.hopper import HOPPER
 from tlhub_attention.varlen_contract import VARLEN
@@ -23,4 +23,4 @@ def tlhub_kernels() -> Iterable[Kernel]:
 
 @hookimpl
 def tlhub_schedules() -> Iterable[Schedule]:
-    return [FLASH, FLASH_BWD, HOPPER]
+    return [FLASH, FLASH_BWD, FLASH_DECODE, FLASH_VARLEN, HOPPER]

@@ -21,7 +21,7 @@ def split(
             array = inputs[name]
             if problem.option["paged"]:
                 pages = inputs["table"][b, : -(-length // array.shape[1])].astype(np.int64)
-                one[name] = array[pages].reshape(1, -1, *array.shape[2:])[:, :length]
+                one[name] = array[pages].reshape(1, len(pages) * array.shape[1], *array.shape[2:])[:, :length]
             else:
                 one[name] = array[b : b + 1, :length]
         yield one, tuple(o[b : b + 1] for o in outputs)
