@@ -8,7 +8,6 @@ from tlhub.build.program import Parameter, TensorMap
 from tlhub.specs import DTYPES, Problem
 
 _TYPES = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
-_PTX = {"float16": "f16", "bfloat16": "bf16"}
 
 MOST = 0x3FFF0000
 """What positions, and tiles, stay below, so that twice as many are ints."""
@@ -17,8 +16,8 @@ _ALIGNMENT = 16  # bytes, of addresses and strides in tensor maps
 _CHANNELS, _OTHERS = 3, (1, 2, 0)  # dims of an array, in the order of tensor maps
 
 
-def source(problem: Problem, *names: str) -> str:
-    """Return one source: the types, dims and options of *problem*, call.cuh, and the files *names* of cuda/."""
+def source(problem: Problem, *names: str | Path) -> str:
+    """Return one source: types, dims and options of *problem*, call.cuh, and *names*, files of cuda/ or whole paths."""
     folder = Path(__file__).parent / "cuda"
     texts = ((folder / name).read_text(encoding="utf-8") for name in ("call.cuh", *names))
     dim, dtypes = problem.dim, dict(problem.dtypes)
@@ -26,7 +25,6 @@ def source(problem: Problem, *names: str) -> str:
         *(f"#include <{header}>" for header in ("cstdint", "cuda_bf16.h", "cuda_fp16.h")),
         f"using T = {_TYPES[dtypes['q']]};",
         f"using O = {_TYPES[dtypes['o']]};",
-        f'#define PTX_T "{_PTX[dtypes["q"]]}"',
         f"constexpr int D = {dim['D']}, D_V = {dim['D_v']};",
         f"constexpr bool CAUSAL = {str(problem.option['causal']).lower()};\n",
     ]

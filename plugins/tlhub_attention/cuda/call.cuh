@@ -4,7 +4,6 @@
  * text, here those of float16:
  *
  *     using T = __half; using O = __half;      element types of q, k and v, and of o
- *     #define PTX_T "f16"                      T's name in PTX
  *     constexpr int D = 128, D_V = 128;        channels
  *     constexpr bool CAUSAL = false;
  *

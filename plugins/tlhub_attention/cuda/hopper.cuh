@@ -388,7 +388,7 @@ __device__ __forceinline__ void consume(
 #pragma unroll
     for (int step = 0; step < P::BN / 16; ++step) {
       uint64_t b = describe<P::V_WIDTH * 2, P::V_BOX>(shared.v(vs.stage) + step * 16 * P::V_WIDTH * 2);
-      FromRegisters<P::CHANNELS>::add(sum, p[step], b, add || step > 0);
+      FromRegisters<P::CHANNELS, true>::add(sum, p[step], b, add || step > 0);
     }
     wgmma_commit();
   };
