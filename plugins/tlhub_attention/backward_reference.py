@@ -117,9 +117,8 @@ def tolerance(
             sums[0][b, :, g] += scale * (ds.T @ q)
             sums[1][b, :, g] += weights.T @ dout
             pairs[b, :, g] += live.sum(axis=0)[:, None]
-        for bound, change, total in zip(bounds[1:], moved, sums, strict=True):
-            bound += change + 2 * (pairs + 8) * u * total
-    return tuple(bounds)
+    changes = (change + 2 * (pairs + 8) * u * total for change, total in zip(moved, sums, strict=True))
+    return bounds[0], *(bound + change for bound, change in zip(bounds[1:], changes, strict=True))
 
 
 def _errors(rows: _Gradients, u: float) -> tuple[Array, Array]:
