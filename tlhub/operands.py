@@ -7,7 +7,7 @@ from typing import Any
 
 from tlhub.catalog import Catalog
 from tlhub.errors import ArgumentError, DeviceError, describe
-from tlhub.problem import dtype_name, make, signature
+from tlhub.problem import dtype_name, make, signature, symbols
 from tlhub.specs import DTYPES, Kernel, Tensor
 
 _CUDA_HOST = 3
@@ -24,9 +24,8 @@ def read(kernel: Kernel, arrays: tuple[Any, ...], options: Mapping[str, Any]) ->
     """
     if not arrays:
         raise ArgumentError(f"{kernel.name}: no arrays were given", hint=f"tlhub.get_for({kernel.name!r}, a, b)")
-    names = [d.name for d in kernel.dims]
     dtype = _dtype_of(arrays[0], kernel, kernel.inputs[0].name)
-    symbolic = make(kernel, tuple(names), dtype, options)
+    symbolic = make(kernel, symbols(kernel, dtype, options), dtype, options)
     inputs = signature(kernel, symbolic).inputs
     if len(arrays) != len(inputs):
         raise ArgumentError(

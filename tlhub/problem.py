@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tlhub.errors import ArgumentError, did_you_mean, suggest
-from tlhub.specs import DTYPES, Arg, Extent, Kernel, Option, Problem, Signature, Tensor, Value
+from tlhub.specs import DTYPES, Arg, Dim, Extent, Kernel, Option, Problem, Signature, Tensor, Value
 
 Shape = Any
 """A sequence of extents in the kernel's order, or a mapping of dim names to extents."""
@@ -27,7 +27,7 @@ def make(kernel: Kernel, shape: Shape, dtype: str | Mapping[str, str], options: 
     """
     main, given = _dtypes(kernel, dtype)
     chosen = _options(kernel, main, options)
-    dims = _canonical(_dims(kernel, shape))
+    dims = _canonical(_dims(kernel, chosen, shape))
     args = [a for a in (*kernel.inputs, *kernel.outputs) if _exists(a, chosen)]
     unknown = set(given) - {a.name for a in args if a.dtype == "dtype"}
     if unknown:
@@ -61,6 +61,11 @@ def signature(kernel: Kernel, problem: Problem) -> Signature:
 
     elide = next((d.name for d in kernel.dims if d.elide), None)
     return Signature(tensors(kernel.inputs, False), tensors(kernel.outputs, True), kernel.scalars, elide)
+
+
+def symbols(kernel: Kernel, dtype: str, options: Mapping[str, Any]) -> dict[str, Extent]:
+    """Return the shape of *kernel* that leaves every dim open which there is under *options*."""
+    return {d.name: d.name for d in _there(kernel, _options(kernel, dtype, options))}
 
 
 def generalise(problem: Problem, symbolic: Iterable[str]) -> Problem:
@@ -150,60 +155,67 @@ def _nearest_extent(value: Any) -> int:
     return 1024
 
 
-def _dims(kernel: Kernel, shape: Shape) -> tuple[tuple[str, Extent], ...]:
-    names = [d.name for d in kernel.dims]
+def _there(kernel: Kernel, options: Mapping[str, Value]) -> tuple[Dim, ...]:
+    """Return the dims that there are under *options*, all of which are given."""
+    return tuple(d for d in kernel.dims if _exists(d, options))
+
+
+def _dims(kernel: Kernel, options: Mapping[str, Value], shape: Shape) -> tuple[tuple[str, Extent], ...]:
+    there = _there(kernel, options)
+    names = [d.name for d in there]
     if isinstance(shape, Mapping):
         given = dict(shape)
         for name in given:
             if name not in names:
+                under = next((f" with {n}={v!r}" for d in kernel.dims if d.name == name for n, v in d.when.items()), "")
                 raise ArgumentError(
-                    f"{kernel.name}: no dim {name!r}; its dims are {', '.join(names)}",
+                    f"{kernel.name}: no dim {name!r}{' but' if under else ''}{under}; its dims are {', '.join(names)}",
                     argument="shape",
-                    hint=suggest(name, names, _usage(kernel)),
+                    hint=suggest(name, names, _usage(there)),
                 )
     elif isinstance(shape, (str, bytes)) or not isinstance(shape, Sequence):
         raise ArgumentError(
             f"{kernel.name}: the shape is {shape!r}; pass a tuple of extents or a mapping of dim names",
             argument="shape",
-            hint=_commas(str(shape)) or _usage(kernel),
+            hint=_commas(str(shape)) or _usage(there),
         )
     else:
-        given = dict(zip(_positions(kernel, shape), shape, strict=True))
-    missing = [d.name for d in kernel.dims if d.default is None and d.name not in given]
+        given = dict(zip(_positions(kernel.name, there, shape), shape, strict=True))
+    missing = [d.name for d in there if d.default is None and d.name not in given]
     if missing:
         raise ArgumentError(
-            f"{kernel.name}: dim {missing[0]} is missing; required: {_required(kernel)}",
+            f"{kernel.name}: dim {missing[0]} is missing; required: {_required(there)}",
             argument=missing[0],
-            hint=_usage(kernel),
+            hint=_usage(there),
         )
     values: dict[str, Extent] = {n: extent(v, kernel.name, n) for n, v in given.items()}
-    for dim in kernel.dims:
+    for dim in there:
         if dim.name not in values:
             values[dim.name] = values[dim.default] if isinstance(dim.default, str) else dim.default  # type: ignore[assignment]
     return tuple((n, values[n]) for n in names)
 
 
-def _positions(kernel: Kernel, shape: Sequence[Any]) -> list[str]:
-    """Return the names of the dims that *shape* gives by position."""
+def _positions(kernel: str, dims: Sequence[Dim], shape: Sequence[Any]) -> list[str]:
+    """Return the names of those of *dims* that *shape* gives by position."""
     count = len(shape)
-    required = [d.name for d in kernel.dims if d.default is None]
-    names = [d.name for d in kernel.dims]
+    required = [d.name for d in dims if d.default is None]
+    names = [d.name for d in dims]
     if count == len(names):
         return names
     if len(required) <= count < len(names) and (count == len(required) or names[: len(required)] == required):
         return [*required, *[n for n in names if n not in required]][:count]
     raise ArgumentError(
-        f"{kernel.name}: {count} {'dim was' if count == 1 else 'dims were'} given; it takes {_required(kernel)}",
+        f"{kernel}: {count} {'dim was' if count == 1 else 'dims were'} given; it takes {_required(dims)}",
         argument="shape",
-        expected=_required(kernel),
+        expected=_required(dims),
         got=f"{count} dims",
-        hint=(_commas(shape[0]) if count == 1 else None) or _usage(kernel),
+        hint=(_commas(shape[0]) if count == 1 else None) or _usage(dims),
     )
 
 
-def _usage(kernel: Kernel) -> str:
-    """Show how dims are given: ``by position 1024,1024, by name M=1024,N=1024``."""
-    required = [d.name for d in kernel.dims if d.default is None]
+def _usage(dims: Sequence[Dim]) -> str:
+    """Show how *dims* are given: ``by position 1024,1024, by name M=1024,N=1024``."""
+    required = [d.name for d in dims if d.default is None]
     return f"by position {','.join('1024' for _ in required)}, by name {','.join(f'{n}=1024' for n in required)}"
 
 
@@ -219,10 +231,10 @@ def _contract(kernel: Kernel) -> str:
     return f"tlhub kernels {kernel.name}"
 
 
-def _required(kernel: Kernel) -> str:
-    """Show the dims as a usage line does: ``M, N, K and optionally B=1``."""
-    required = ", ".join(d.name for d in kernel.dims if d.default is None)
-    optional = ", ".join(f"{d.name}={d.default}" for d in kernel.dims if d.default is not None)
+def _required(dims: Sequence[Dim]) -> str:
+    """Show *dims* as a usage line does: ``M, N, K and optionally B=1``."""
+    required = ", ".join(d.name for d in dims if d.default is None)
+    optional = ", ".join(f"{d.name}={d.default}" for d in dims if d.default is not None)
     return f"{required} and optionally {optional}" if optional else required
 
 
@@ -333,8 +345,8 @@ def _unknown_option(kernel: Kernel, name: str) -> ArgumentError:
     )
 
 
-def _exists(arg: Arg, options: Mapping[str, Value]) -> bool:
-    return all(options[name] == value for name, value in arg.when.items())
+def _exists(what: Arg | Dim, options: Mapping[str, Value]) -> bool:
+    return all(options[name] == value for name, value in what.when.items())
 
 
 def _dtype_of(arg: Arg, main: str, options: Mapping[str, Value], others: Mapping[str, str]) -> str:

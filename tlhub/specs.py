@@ -47,11 +47,13 @@ class Dim:
 
     ``default``: None for a required dim, else an extent, or the name of the dim that it equals unless given.
     ``elide``: arrays may leave this leading dim out where it is 1 (a batch of one matrix).
+    ``when``: option values under which there is such a dim, of arguments that exist under them.
     """
 
     name: str
     default: Extent | None = None
     elide: bool = False
+    when: Mapping[str, Value] = field(default_factory=dict)
     doc: str = ""
 
 
@@ -101,8 +103,9 @@ class Kernel:
     ``flops(values)``: of one call, from a mapping of dims to extents and options to values.
     ``reference``, ``tolerance``, ``prepare``, ``peers``: import paths ``package.module:function``, imported when used:
     ``reference(problem, inputs, scalars) -> outputs`` in float64, ``tolerance(problem, inputs, scalars,
-    outputs) -> bounds`` element-wise and absolute, ``prepare(problem, inputs, scalars) -> some inputs`` by name, in
-    float64, those that in use the others determine (where random ones would mean nothing), ``peer(problem, inputs,
+    outputs) -> bounds`` element-wise and absolute, ``prepare(problem, inputs, scalars, rng) -> some inputs`` by name,
+    those for which random ones would mean nothing (what in use the others determine, or lengths within an array) as
+    tests take them, or without an *rng* a measurement, whose lengths are the longest; ``peer(problem, inputs,
     scalars) -> callable`` that runs the platform's library once. Inputs are a mapping of names to NumPy arrays, outputs
     a tuple; a reference that asks nothing but NumPy's protocols of its arrays is computed on a GPU, by CuPy, where it
     would take long. A peer for a GPU is named after its target and the library whose arrays it takes: ``cuda:torch``.
@@ -255,8 +258,8 @@ class PrebuiltStore:
 class Problem:
     """A kernel with dims, dtypes and options fixed: canonical, hashable, JSON-able by ``to_json``.
 
-    ``dims`` and ``options`` hold every name of the kernel in its order, defaults filled in;
-    ``dtypes`` holds the dtype of every argument that the options leave, inputs then outputs.
+    ``options`` hold every name of the kernel in its order, and ``dims`` every one that the options leave, defaults
+    filled in; ``dtypes`` holds the dtype of every argument that the options leave, inputs then outputs.
     Make one with ``tlhub.problem.make``.
     """
 

@@ -1,4 +1,4 @@
-"""The kernels ``attention`` and ``attention_bwd``, and their schedules."""
+"""The kernels of attention and their schedules."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from tlhub.hooks import hookimpl
 from tlhub.specs import Kernel, Schedule
 from tlhub_attention.backward_contract import ATTENTION_BWD
 from tlhub_attention.contract import ATTENTION
-from tlhub_attention.cpu import FLASH, FLASH_BWD
+from tlhub_attention.cpu import FLASH, FLASH_BWD, FLASH_DECODE, FLASH_VARLEN
+from tlhub_attention.decode_contract import DECODE
 from tlhub_attention.hopper import HOPPER
+from tlhub_attention.varlen_contract import VARLEN
 
 TLHUB_API = 1
 
 
 @hookimpl
 def tlhub_kernels() -> Iterable[Kernel]:
-    return [ATTENTION, ATTENTION_BWD]
+    return [ATTENTION, ATTENTION_BWD, DECODE, VARLEN]
 
 
 @hookimpl
 def tlhub_schedules() -> Iterable[Schedule]:
-    return [FLASH, FLASH_BWD, HOPPER]
+    return [FLASH, FLASH_BWD, FLASH_DECODE, FLASH_VARLEN, HOPPER]

@@ -68,7 +68,9 @@ def reference(problem: Problem, inputs: Mapping[str, Array], scalars: Mapping[st
     return dq, dk, dv
 
 
-def prepare(problem: Problem, inputs: Mapping[str, Array], scalars: Mapping[str, float]) -> dict[str, Array]:
+def prepare(
+    problem: Problem, inputs: Mapping[str, Array], scalars: Mapping[str, float], rng: np.random.Generator | None = None
+) -> dict[str, Array]:
     """Return o and lse of the forward of q, k and v in float64: the inputs that the others determine."""
     o, lse = attend(problem, inputs, scalars)
     return {"o": o, "lse": lse}

@@ -1,11 +1,14 @@
-"""The CPU schedules of attention and its backward: what they serve, and their tiles by arch."""
+"""The CPU schedules of attention, in all its forms: what they serve, and their tiles by arch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tlhub.specs import Config, DeviceFacts, Problem, Schedule
 from tlhub_attention.contract import FLOAT8
+from tlhub_attention.decode_contract import DECODE
+from tlhub_attention.varlen_contract import VARLEN
 
 # lanes: float32 numbers of a vector; a register tile is ``tile`` keys or channels by ``vectors`` vectors, in 16
 # registers, or 32 with AVX-512 and on Arm. block_q: query rows of a task; block_k: keys packed at a time.
@@ -57,4 +60,23 @@ FLASH_BWD = Schedule(
     symbolic=FLASH.symbolic,
     sources=(*(f"tlhub_attention.cpu_{m}" for m in ("backward", "backward_task", "gradients")), *_SHARED),
     doc="a pass for dq and one for dk and dv, over packed blocks; the same bits whatever the number of threads",
+)
+
+FLASH_DECODE = replace(
+    FLASH,
+    name="cpu_decode",
+    kernel="attention_decode",
+    program="tlhub_attention.cpu_sequences:decode",
+    symbolic=tuple(d.name for d in DECODE.dims),
+    sources=("tlhub_attention.cpu_sequences", *FLASH.sources),
+    doc="as cpu_flash: a task takes the queries of a sequence that share a head of keys, and reads lengths and pages",
+)
+
+FLASH_VARLEN = replace(
+    FLASH_DECODE,
+    name="cpu_varlen",
+    kernel="attention_varlen",
+    program="tlhub_attention.cpu_sequences:varlen",
+    symbolic=tuple(d.name for d in VARLEN.dims),
+    doc="as cpu_flash: a task takes a block of queries of one sequence",
 )

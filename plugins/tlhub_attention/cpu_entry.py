@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from tvm import tirx
@@ -13,15 +14,15 @@ from tlhub_attention.cpu_blocks import Blocks
 from tlhub_attention.cpu_ir import Expr, Frame, Memory, bind, ceil_div, i64, pointer
 from tlhub_attention.cpu_math import LOG2E, Vector
 
-_AXES = {"q": "B S H D", "k": "B S_kv H_kv D", "v": "B S_kv H_kv D_v", "o": "B S H D_v", "lse": "B H S"}
-_AXES |= {"dout": _AXES["o"], "dq": _AXES["q"], "dk": _AXES["k"], "dv": _AXES["v"]}
+AXES = {"q": "B S H D", "k": "B S_kv H_kv D", "v": "B S_kv H_kv D_v", "o": "B S H D_v", "lse": "B H S"}
+AXES |= {"dout": AXES["o"], "dq": AXES["q"], "dk": AXES["k"], "dv": AXES["v"]}
 _MANY_TASKS = 32
 """From so many tasks on, blocks of rows are whole: fewer are cut in four, so that every core gets some."""
 
 
-def stride_names(arrays: Sequence[str]) -> list[str]:
+def stride_names(arrays: Sequence[str], axes: Mapping[str, str] = AXES) -> list[str]:
     """Return the names under which a frame keeps the strides of *arrays*: ``q_S``."""
-    return [f"{name}_{axis}" for name in arrays for axis in _AXES[name].split()]
+    return [f"{name}_{axis}" for name in arrays for axis in axes[name].split()]
 
 
 class Entry(NamedTuple):
@@ -39,11 +40,22 @@ class Entry(NamedTuple):
     scale: Expr
 
 
-def declare(problem: Problem, arrays: Sequence[str], blocks: Blocks) -> Entry:
-    """Declare the parameters (*arrays* in order, scale, window, softcap), and fill a new frame."""
+def declare(
+    problem: Problem,
+    arrays: Sequence[str],
+    blocks: Blocks,
+    axes: Mapping[str, str] = AXES,
+    roles: Mapping[str, str] = MappingProxyType({}),
+) -> Entry:
+    """Declare the parameters (*arrays* in order, scale, window, softcap), and fill a new frame.
+
+    *axes*: the dims of each array; *roles*: for a dim of the problem, the dim of ``attention`` whose part it plays.
+    """
     symbols: dict[str, Expr] = {}
     dims = {
-        name: i64(extent) if isinstance(extent, int) else symbols.setdefault(extent, tirx.Var(name, "int64"))
+        roles.get(name, name): i64(extent)
+        if isinstance(extent, int)
+        else symbols.setdefault(extent, tirx.Var(name, "int64"))
         for name, extent in problem.dims
     }
     handles = {n: T.arg(n, T.handle()) for n in arrays}
@@ -51,11 +63,11 @@ def declare(problem: Problem, arrays: Sequence[str], blocks: Blocks) -> Entry:
         T.arg(n, kind()) for n, kind in (("scale", T.float64), ("window", T.int64), ("softcap", T.float64))
     )
     # any strides; aligned to the items and no more
-    strides = {n: [tirx.Var(f"{n}_stride_{a}", "int64") for a in _AXES[n].split()] for n in arrays}
+    strides = {n: [tirx.Var(f"{n}_stride_{a}", "int64") for a in axes[n].split()] for n in arrays}
     buffers = {
         n: T.match_buffer(
             handles[n],
-            [dims[axis] for axis in _AXES[n].split()],
+            [dims[axis] for axis in axes[n].split()],
             blocks.storage(n),
             strides=strides[n],
             align=DTYPES[blocks.dtypes[n]][1] // 8,
@@ -66,14 +78,12 @@ def declare(problem: Problem, arrays: Sequence[str], blocks: Blocks) -> Entry:
     # the host shim knows shapes, and not that one extent divides another
     heads = dims["H_kv"]
     shared = tirx.And(heads > i64(0), tirx.truncmod(dims["H"], tirx.max(heads, i64(1))) == i64(0))
-    uneven = f"{problem.kernel}: argument 'k': expected heads (H_kv) that divide those of q (H), got others"
-    with T.Assert(shared, uneven, "ValueError"):
-        pass
+    demand(shared, problem.kernel, "k", "heads (H_kv) that divide those of q (H)")
     frame = Frame.new(blocks.names)
     for name, extent in dims.items():
         frame.put(name, extent)
     for n in arrays:
-        for axis, stride in zip(_AXES[n].split(), strides[n], strict=True):
+        for axis, stride in zip(axes[n].split(), strides[n], strict=True):
             frame.put(f"{n}_{axis}", stride)
     frame.put("window", window)
     # read from memory, the number is news to LLVM, which would copy every loop of so few turns
@@ -87,6 +97,12 @@ def declare(problem: Problem, arrays: Sequence[str], blocks: Blocks) -> Entry:
     numbers = (factor, softcap * double.number(LOG2E), scale)
     pointers = [b.data for b in buffers.values()]
     return Entry(frame, dims, pointers, *(bind(tirx.Cast(blocks.acc, x)) for x in numbers))
+
+
+def demand(condition: Expr, kernel: str, name: str, expected: str) -> None:
+    """Refuse the call unless *condition* holds: the array *name* is not as *expected*."""
+    with T.Assert(condition, f"{kernel}: argument {name!r}: expected {expected}, got others", "ValueError"):
+        pass
 
 
 def block_rows(heads: Expr, rows: Expr, block: int, panel: int) -> Expr:

@@ -18,8 +18,9 @@ The algorithm is the online softmax of Milakov and Gimelshein (2018), in blocks 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar
 
 from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
@@ -27,7 +28,7 @@ from tvm.tirx.script.builder import ir as T
 
 from tlhub.specs import Problem
 from tlhub_attention.cpu_blocks import Blocks
-from tlhub_attention.cpu_entry import block_rows, deal, declare, lay_out, parts, stride_names
+from tlhub_attention.cpu_entry import AXES, Entry, block_rows, deal, declare, lay_out, parts, stride_names
 from tlhub_attention.cpu_ir import (
     Expr,
     Frame,
@@ -45,13 +46,20 @@ from tlhub_attention.cpu_ir import (
 from tlhub_attention.cpu_math import Vector
 from tlhub_attention.cpu_tiles import Tiles
 
-_ARRAYS = ("q", "k", "v", "o", "lse")
 _NUMBERS = "group rows shift block_rows blocks channels window capped vectors padded".split()
 _PARTS = "packed out keys values weights peak total correction low high flag".split()
 
 
 def program(problem: Problem, config: Mapping[str, Any], arch: str) -> Any:
     """Return the module of *problem*, whose entry takes (q, k, v, o[, lse], scale, window, softcap).
+
+    *config*: that of ``build``.
+    """
+    return build(Attention, problem, config, arch)
+
+
+def build(kind: type[Attention], problem: Problem, config: Mapping[str, Any], arch: str) -> Any:
+    """Return the module of *problem*, a program of that *kind*.
 
     *config*: ``lanes`` of a float32 vector, ``vectors`` and ``tile`` of a register tile, ``block_q`` query
     rows (a multiple of a panel) and ``block_k`` keys (a multiple of the tile) of a block.
@@ -61,17 +69,24 @@ def program(problem: Problem, config: Mapping[str, Any], arch: str) -> Any:
     lanes = int(config["lanes"]) // (2 if acc == "float64" else 1)
     block_k = int(config["block_k"])
     tiles = Tiles(Vector(acc, lanes), int(config["vectors"]), int(config["tile"]), block_k)
-    arrays = [n for n in _ARRAYS if n in dtypes]
-    names = [*[name for name, _ in problem.dims], *_NUMBERS, *stride_names(arrays), *_PARTS, "scratch"]
+    dims, strides = [kind.roles.get(name, name) for name, _ in problem.dims], stride_names(list(dtypes), kind.axes)
+    names = [*dims, *_NUMBERS, *kind.numbers, *strides, *_PARTS, "scratch"]
     blocks = Blocks(tiles, dtypes, names, arch != "cpu:x86-64-v2", bool(problem.option["causal"]))
-    return _Attention(problem, blocks, arrays, int(config["block_q"])).build()
+    return kind(problem, blocks, int(config["block_q"])).build()
 
 
-class _Attention:
-    """The entry, and the function of a task: a block of query rows against the keys of one head."""
+class Attention:
+    """The entry, and the function of a task: a block of query rows against the keys of one head.
 
-    def __init__(self, problem: Problem, blocks: Blocks, arrays: list[str], block_q: int) -> None:
-        self.problem, self.blocks, self.tiles, self.arrays = problem, blocks, blocks.tiles, arrays
+    ``axes`` and ``roles`` are those of ``declare``; ``numbers`` are more names of the frame.
+    """
+
+    axes: ClassVar[Mapping[str, str]] = AXES
+    roles: ClassVar[Mapping[str, str]] = {}
+    numbers: ClassVar[Sequence[str]] = ()
+
+    def __init__(self, problem: Problem, blocks: Blocks, block_q: int) -> None:
+        self.problem, self.blocks, self.tiles, self.arrays = problem, blocks, blocks.tiles, list(blocks.dtypes)
         self.block_q, self.acc = block_q, blocks.acc
 
     def build(self) -> Any:
@@ -95,30 +110,26 @@ class _Attention:
             functions.append(self.finish_lse)
         pointers = [(n, f"*{b.storage(n)}") for n in self.arrays]
         numbers = [(n, "int64") for n in ("b", "h_kv", "row0", "count")]
-        task = Function(
-            "attention_task",
-            [
-                *pointers,
-                ("frame", "*int64"),
-                ("scratch", f"*{self.acc}"),
-                ("factor", self.acc),
-                ("cap", self.acc),
-                *numbers,
-            ],
-            self._task,
-        )
+        shared = [("frame", "*int64"), ("scratch", f"*{self.acc}"), ("factor", self.acc), ("cap", self.acc)]
+        params = [*pointers, *shared, *numbers]
+        self.task = Function("attention_task", params, self._task)
+        functions += [self.task, *self._around(params)]
         with IRBuilder() as builder:
             with T.prim_func():
-                T.func_name("attention")
-                self._entry(task)
+                T.func_name(self.problem.kernel)
+                self._entry(functions[-1])
             entry = builder.get()
-        return module("attention", entry, [*functions, task])
+        return module(self.problem.kernel, entry, functions)
+
+    def _around(self, params: Sequence[tuple[str, str]]) -> list[Function]:
+        """Return functions of a kind's own; the entry calls the last of all in place of ``task``, with *params*."""
+        return []
 
     # -- the entry -------------------------------------------------------------------------------------
 
     def _entry(self, task: Function) -> None:
         """Declare the parameters, fill the frame, and deal out the tasks."""
-        entry = declare(self.problem, self.arrays, self.blocks)
+        entry = self._declare()
         frame, dims = entry.frame, entry.dims
         tasks = self._sizes(frame, dims)
         with loop(0, tasks, "task", T.parallel) as i:
@@ -128,13 +139,17 @@ class _Attention:
                 numbers = (b, head - b * dims["H_kv"], row0, count)
                 task(*entry.pointers, frame.address, scratch, entry.factor, entry.cap, *numbers)
 
+    def _declare(self) -> Entry:
+        """Declare the parameters, and refuse the call where arrays hold what they may not."""
+        return declare(self.problem, self.arrays, self.blocks, self.axes, self.roles)
+
     def _sizes(self, frame: Frame, dims: Mapping[str, Expr]) -> Expr:
         """Put what all tasks share into the frame: rows, blocks, parts of the scratch. Return the number of tasks."""
         panel = self.tiles.panel
         rows = frame.put("rows", frame["group"] * dims["S"])
-        heads = bind(dims["B"] * dims["H_kv"], "heads")
+        heads = bind(dims.get("B", i64(1)) * dims["H_kv"], "heads")
         each = frame.put("block_rows", block_rows(heads, rows, self.block_q, panel))
-        blocks = frame.put("blocks", ceil_div(rows, each))
+        blocks = frame.put("blocks", self._blocks(frame, rows, each))
         channels = frame.put("channels", ceil_div(dims["D_v"], self.tiles.tile) * i64(self.tiles.tile))
         rows = frame.put("padded", ceil_div(tirx.min(each, rows), panel) * i64(panel))
         slack = self.tiles.block + self.tiles.tile  # narrow tiles are twice as high
@@ -144,7 +159,19 @@ class _Attention:
         lay_out(frame, {name: size.get(name, rows) for name in _PARTS})
         return bind(heads * blocks, "tasks")
 
+    def _blocks(self, frame: Frame, rows: Expr, each: Expr) -> Expr:
+        """Return how many blocks of *each* query rows there are for one head of keys, which has *rows*."""
+        return ceil_div(rows, each)
+
     # -- a task ----------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _runs(
+        self, arrays: Mapping[str, Memory], f: Frame, b: Expr, key0: Expr, keys: Expr
+    ) -> Iterator[tuple[Expr, Expr, dict[str, Expr]]]:
+        """Go through *keys* keys from *key0* in runs of one stride: of a run, its first key counted from *key0*, how
+        many they are, and where it begins in k and v."""
+        yield i64(0), keys, {n: key0 * f[f"{n}_S_kv"] for n in "kv"}
 
     def _task(self, *args: Any) -> None:
         """Take a block of rows through all keys that one of them sees. *args*: arrays, then as ``build`` lists them."""
@@ -152,7 +179,7 @@ class _Attention:
         frame, scratch, factor, cap, b, h_kv, row0, count = args[len(self.arrays) :]
         f = Frame(self.blocks.names, frame)
         address = frame.buffer.data
-        row_of = {n: b * f[f"{n}_B"] + h_kv * f["group"] * f[f"{n}_H"] for n in self.arrays if n not in "kv"}
+        row_of = {n: b * f[f"{n}_B"] + h_kv * f["group"] * f[f"{n}_H"] for n in ("q", "o", "lse") if n in arrays}
         m = parts(f, _PARTS, scratch, ("low", "high", "flag"))
         p = {name: memory.buffer.data for name, memory in m.items()}
         q, k, v, o = (arrays[n].buffer.data for n in "qkvo")
@@ -172,12 +199,14 @@ class _Attention:
         with loop(0, ceil_div(tirx.max(high - low, i64(0)), block), "step") as step:
             key0 = bind(low + step * block, "key0")
             keys = bind(tirx.min(block, high - key0), "keys")
-            self.pack["k"](k, p["keys"], bind(k0 + key0 * f["k_S_kv"]), keys, d, (f["k_S_kv"], f["k_D"]), (d, tile))
             # channels up to a whole tile, and keys up to a whole block: what lies there is weighed with 0
             with when(tirx.And(d_v > i64(0), tirx.Or(step == i64(0), keys < block))):
                 self.clear(p["values"], tirx.truncdiv(channels * block, lanes))
-            at, strides = bind(v0 + key0 * f["v_S_kv"]), (f["v_S_kv"], f["v_D_v"])
-            self.pack["v"](v, p["values"], at, keys, d_v, strides, (tile, tile * block))
+            with self._runs(arrays, f, b, key0, keys) as (first, run, at):
+                first_k, first_v = bind(k0 + at["k"]), bind(v0 + at["v"])
+                target_k, target_v = m["keys"].at(first * d), m["values"].at(first * tile)
+                self.pack["k"](k, target_k, first_k, run, d, (f["k_S_kv"], f["k_D"]), (d, tile))
+                self.pack["v"](v, target_v, first_v, run, d_v, (f["v_S_kv"], f["v_D_v"]), (tile, tile * block))
             self._panels(f, m, p, cap, count, key0, keys)
         with when(d_v > i64(0)):
             self.divide(p["out"], p["total"], d_v, channels, ceil_div(count, self.tiles.panel), f["vectors"])

@@ -19,7 +19,7 @@ def torch_attention(problem: Problem, inputs: Mapping[str, Array], scalars: Mapp
     Raises NotImplementedError where PyTorch's does something else, ImportError where there is no PyTorch.
     """
     _refuse(problem, scalars)
-    return _attention(problem, _tensors(problem, inputs, "qkv"), scalars)
+    return _attention(problem, tensors(problem, inputs, "qkv"), scalars)
 
 
 def torch_gpu_attention(problem: Problem, inputs: Mapping[str, Any], scalars: Mapping[str, float]) -> Call:
@@ -48,7 +48,7 @@ def torch_backward(problem: Problem, inputs: Mapping[str, Array], scalars: Mappi
     import torch
 
     _refuse(problem, scalars)
-    dout, *leaves = _tensors(problem, inputs, ("dout", *"qkv"))
+    dout, *leaves = tensors(problem, inputs, ("dout", *"qkv"))
     for leaf in leaves:
         leaf.requires_grad_()
     o, gradient = _attention(problem, leaves, scalars)(), dout.transpose(1, 2)
@@ -92,7 +92,7 @@ def _refuse(problem: Problem, scalars: Mapping[str, float]) -> None:
         raise NotImplementedError(f"it does not take {', '.join(f'{n} {d}' for n, d in dtypes.items())}")
 
 
-def _tensors(problem: Problem, inputs: Mapping[str, Array], names: Sequence[str]) -> list[Any]:
+def tensors(problem: Problem, inputs: Mapping[str, Array], names: Sequence[str]) -> list[Any]:
     """Return tensors of the memory of inputs, which have the problem's dtype."""
     import torch
 

@@ -12,7 +12,9 @@ from tlhub import problem
 from tlhub.specs import Kernel, Schedule
 from tlhub_attention.backward_contract import ATTENTION_BWD
 from tlhub_attention.contract import ATTENTION
-from tlhub_attention.cpu import FLASH, FLASH_BWD, configs
+from tlhub_attention.cpu import FLASH, FLASH_BWD, FLASH_DECODE, FLASH_VARLEN, configs
+from tlhub_attention.decode_contract import DECODE
+from tlhub_attention.varlen_contract import VARLEN
 from tlhub_cpu import TARGET
 
 MACHINES = {"x86-64-v2": 62, "x86-64-v4": 62, "aarch64": 183}  # as an ELF header numbers them
@@ -40,13 +42,15 @@ tvm.tirx.build(module, target=tvm.target.Target(request["target"])).write_to_fil
         (ATTENTION, FLASH, "float16", {"causal": True, "lse": True}),
         (ATTENTION, FLASH, "float64", {"causal": True, "lse": True}),
         (ATTENTION_BWD, FLASH_BWD, "float16", {"causal": True}),
+        (DECODE, FLASH_DECODE, "bfloat16", {"paged": True}),
+        (VARLEN, FLASH_VARLEN, "bfloat16", {"lse": True}),
     ],
-    ids=["float16", "float64", "backward"],
+    ids=["float16", "float64", "backward", "decode", "varlen"],
 )
 def test_it_compiles_for(
     arch: str, kernel: Kernel, schedule: Schedule, dtype: str, options: dict[str, bool], tmp_path: object
 ) -> None:
-    made = problem.make(kernel, {d.name: d.name for d in kernel.dims}, dtype, options)
+    made = problem.make(kernel, problem.symbols(kernel, dtype, options), dtype, options)
     made = problem.generalise(made, schedule.symbolic)
     facts = TARGET.facts(f"cpu:{arch}")
     x86 = arch.startswith("x86")

@@ -329,5 +329,6 @@ def test_every_float16_is_converted_right_with_and_without_instructions_for_it(a
         np.testing.assert_array_equal(wide(q, q, values), values.astype(np.float16))
 
 
-def test_the_plugin_conforms() -> None:
-    testing.conformance("tlhub_attention")
+@pytest.mark.parametrize("thorough", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_plugin_conforms(thorough: bool) -> None:
+    testing.conformance("tlhub_attention", thorough=thorough)

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from tlhub.errors import ArgumentError
-from tlhub.problem import generalise, make, patterns, serves, signature
+from tlhub.problem import generalise, make, patterns, serves, signature, symbols, typed
 from tlhub.specs import Arg, Dim, Kernel, Option, Problem, Scalar
 
 pytestmark = pytest.mark.light
@@ -46,6 +46,16 @@ PRODUCT = Kernel(
     reference="none:none",
     tolerance="none:none",
     flops=lambda d: 2.0 * d["M"] * d["N"] * d["K"],
+)
+
+SPARSE = dataclasses.replace(
+    PRODUCT,
+    name="sparse",
+    dims=(Dim("M"), Dim("nnz", when={"sparse": True}), Dim("rows", "M", when={"sparse": True}), Dim("N")),
+    inputs=(Arg("a", ("M", "N"), when={"sparse": False}), Arg("a", ("nnz",), when={"sparse": True})),
+    outputs=(Arg("c", ("M",)),),
+    options=(Option("sparse", (False, True), False),),
+    patterns=(("M", "nnz"),),
 )
 
 HEADS = Kernel(
@@ -254,3 +264,33 @@ def test_arrays_that_do_not_fit_are_shown_as_the_caller_has_them() -> None:
     with pytest.raises(ArgumentError, match="its inputs are a, b") as caught:
         operands.read(PRODUCT, (a,), {})
     assert caught.value.hint == "tlhub.get_for('product', a, b)"
+
+
+# -- dims of some options only ---------------------------------------------------------------------
+
+
+def test_dims_that_an_option_brings():
+    dense, sparse = make(SPARSE, (3, 5), "float32", {}), make(SPARSE, (3, 9, 5), "float32", {"sparse": True})
+    assert dense.dim == {"M": 3, "N": 5} and sparse.dim == {"M": 3, "nnz": 9, "rows": 3, "N": 5}
+    assert [t.extents for t in signature(SPARSE, sparse).inputs] == [(9,)]
+    assert make(SPARSE, {"M": 3, "nnz": 9, "N": 5}, "float32", {"sparse": True}) == sparse
+    for problem in (dense, sparse):
+        dims, dtype, options = typed(SPARSE, problem)
+        assert make(SPARSE, dims, dtype, options) == problem
+        assert patterns(SPARSE, problem)[1].dim["M"] == "?0"
+    assert list(symbols(SPARSE, "float32", {})) == ["M", "N"]
+    assert list(symbols(SPARSE, "float32", {"sparse": True})) == ["M", "nnz", "rows", "N"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "said"),
+    [
+        ({"M": 3, "nnz": 9, "N": 5}, {}, "no dim 'nnz' but with sparse=True; its dims are M, N"),
+        ({"M": 3, "N": 5}, {"sparse": True}, "dim nnz is missing; required: M, nnz, N and optionally rows=M"),
+        ((3, 9, 5), {}, "3 dims were given; it takes M, N"),
+        ((3, 5), {"sparse": True}, "2 dims were given; it takes M, nnz, N and optionally rows=M"),
+    ],
+)
+def test_dims_that_an_option_does_not_bring(shape, options, said):
+    with pytest.raises(ArgumentError, match=said):
+        make(SPARSE, shape, "float32", options)

@@ -87,6 +87,8 @@ def test_a_plugin_that_keeps_the_rules(plugin):
         ('dims["M"]', 'dims["N"]', "flops\\(\\) failed"),
         ('Option("fast"', 'Option("M"', "'M' is declared twice"),
         ('Arg("y", ("M",))', 'Arg("y", ("M",), when={"slow": True})', "'y' exists when slow=True"),
+        ('Dim("M")', 'Dim("M", when={"slow": True})', "'x' has dim 'M', which exists when slow=True"),
+        ('Dim("M")', 'Dim("M"), Dim("N", when={"slow": True})', "'N' exists when slow=True"),
         ("return [Kernel(", "return [3, Kernel(", "returned 3"),
         ("def tlhub_kernels", "def tlhub_kernel", "unknown hook"),
         ("from __future__", "import nonsense_module\nfrom __future__", "SyntaxError|nonsense_module"),

@@ -183,6 +183,24 @@ def test_inputs_are_of_the_contract_and_repeat():
     assert np.isfinite(large).all() and abs(large).max() == 448
 
 
+def prepare(problem, inputs, scalars, rng):
+    most = problem.dim["D"]
+    lengths = np.full(inputs["n"].shape, most) if rng is None else rng.integers(0, most + 1, inputs["n"].shape)
+    return {"n": lengths, "half": scalars["scale"] * inputs["x"]}
+
+
+def test_inputs_that_the_kernel_prepares():
+    more = (Arg("n", ("M",), dtype="int32"), Arg("half", ("B", "M", "D"), dtype="float16"))
+    kernel = replace(SCALE, inputs=(*SCALE.inputs, *more), prepare=f"{__name__}:prepare")
+    asked = problem.make(kernel, (65, 4), "float32", {})
+    made = inputs(kernel, asked, seed=1)
+    assert list(made) == ["x", "n", "half"]
+    assert made["n"].dtype == np.int32 and made["n"].min() == 0 and made["n"].max() == 4
+    assert (made["half"] == (made["x"] / 2).astype(np.float16)).all()
+    assert (inputs(kernel, asked, seed=1, scalars={"scale": 2.0})["half"] == (made["x"] * 2).astype(np.float16)).all()
+    assert (inputs(kernel, asked, whole=True)["n"] == 4).all()
+
+
 def test_poison_shows_in_every_dtype():
     y, total = poisoned(SCALE, made(sum=True))
     assert np.isnan(y).all() and np.isnan(total).all() and not spilled(y)

@@ -34,7 +34,7 @@ class Runner:
         kernel = catalog.load().kernel(request["kernel"])
         made = problem.make(kernel, request["shape"], request["dtype"], request["options"])
         scalars = default_scalars(kernel, made)
-        arrays = inputs(kernel, made, seed)
+        arrays = inputs(kernel, made, seed, scalars=scalars, whole=True)
         if side != "tlhub":
             try:
                 self.call = function(kernel.peers[side])(made, arrays, scalars)

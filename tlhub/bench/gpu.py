@@ -63,7 +63,7 @@ def compare(
     if kernel.prepare:
         for given in sets:
             wide = {name: arrays.double(x) for name, x in given.items()}
-            for name, x in function(kernel.prepare)(problem, wide, scalars).items():
+            for name, x in function(kernel.prepare)(problem, wide, scalars, None).items():
                 given[name] = arrays.rounded(x, given[name])
     try:
         worst = check_there(compiled, kernel, problem, sets[0], scalars, arrays)

@@ -8,7 +8,7 @@ import click
 
 from tlhub.cli import output
 from tlhub.cli.command import Command, json_option, show
-from tlhub.specs import Arg, Kernel, Schedule, Target
+from tlhub.specs import Arg, Dim, Kernel, Schedule, Target
 
 if TYPE_CHECKING:
     from tlhub.catalog import Catalog
@@ -144,12 +144,17 @@ def _show_contract(kernel: Kernel, schedules: tuple[Schedule, ...]) -> None:
 
 
 def _dims(kernel: Kernel) -> str:
-    return " ".join(d.name if d.default is None else f"{d.name}={d.default}" for d in kernel.dims)
+    return " ".join(d.name + ("" if d.default is None else f"={d.default}") + _when(d, "[", "]") for d in kernel.dims)
 
 
 def _arg(arg: Arg) -> str:
-    when = " and ".join(f"{name}={show(value)}" for name, value in arg.when.items())
-    return f"{arg.name}({', '.join(arg.dims)})" + (f" if {when}" if when else "")
+    return f"{arg.name}({', '.join(arg.dims)})" + _when(arg, " ")
+
+
+def _when(what: Arg | Dim, before: str, after: str = "") -> str:
+    """Return under which options there is such an argument or dim, "" for all."""
+    values = " and ".join(f"{name}={show(value)}" for name, value in what.when.items())
+    return f"{before}if {values}{after}" if values else ""
 
 
 def _default(default: Any) -> str:
@@ -172,7 +177,7 @@ def _kernel_json(kernel: Kernel, schedules: tuple[Schedule, ...]) -> dict[str, A
     return {
         "name": kernel.name,
         "revision": kernel.revision,
-        "dims": [{"name": d.name, "default": d.default, "elide": d.elide} for d in kernel.dims],
+        "dims": [{"name": d.name, "default": d.default, "elide": d.elide, "when": dict(d.when)} for d in kernel.dims],
         "dtypes": list(kernel.dtypes),
         "inputs": args(kernel.inputs),
         "outputs": args(kernel.outputs),

@@ -14,8 +14,8 @@ from typing import Any
 from tlhub import catalog as catalogs
 from tlhub import plugins
 from tlhub.errors import ArgumentError, TlhubError
-from tlhub.problem import default, input_dtypes, make
-from tlhub.specs import Kernel, Problem, Schedule, Target, Value
+from tlhub.problem import default, input_dtypes, make, symbols
+from tlhub.specs import Arg, Dim, Kernel, Problem, Schedule, Target, Value
 from tlhub.testing.modules import unnamed_sources
 from tlhub.testing.numbers import check
 
@@ -95,9 +95,9 @@ def conformance(plugin: str | ModuleType, *, build: bool = True, thorough: bool 
 
 def _kernel_fault(kernel: Kernel) -> str | None:
     """Return what is inconsistent in a contract, or None."""
-    dims = [d.name for d in kernel.dims]
+    dims = {d.name: d for d in kernel.dims}
     options = {o.name: o for o in kernel.options}
-    names = [*dims, *[s.name for s in kernel.scalars], *options]
+    names = [*[d.name for d in kernel.dims], *[s.name for s in kernel.scalars], *options]
     twice = sorted({n for n in names if names.count(n) > 1})
     if twice:
         return f"the name {twice[0]!r} is declared twice among its dims, options and scalars"
@@ -105,11 +105,16 @@ def _kernel_fault(kernel: Kernel) -> str | None:
         for dim in arg.dims:
             if dim not in dims:
                 return f"argument {arg.name!r} has dim {dim!r}, which the kernel does not declare"
+            without = next((n for n, v in dims[dim].when.items() if n not in arg.when or arg.when[n] != v), None)
+            if without:
+                return f"argument {arg.name!r} has dim {dim!r}, which exists when {without}={dims[dim].when[without]!r}"
         if arg.dtype.startswith("as:") and arg.dtype.removeprefix("as:") not in [a.name for a in kernel.inputs]:
             return f"argument {arg.name!r} has dtype {arg.dtype!r}, which names no input"
-        for name, value in arg.when.items():
+    conditional: tuple[Dim | Arg, ...] = (*kernel.dims, *kernel.inputs, *kernel.outputs)
+    for what in conditional:
+        for name, value in what.when.items():
             if name not in options or value not in options[name].choices:
-                return f"argument {arg.name!r} exists when {name}={value!r}, which no option allows"
+                return f"{what.name!r} exists when {name}={value!r}, which no option allows"
     for option in kernel.options:
         fault = next((d for d in kernel.dtypes if default(option, d) not in option.choices), None)
         if fault:
@@ -298,8 +303,9 @@ def _first_served(schedule: Schedule, facts: Any, candidates: Iterable[Problem])
 
 def _problems(kernel: Kernel, dtypes: Iterable[str], options: Mapping[str, Value]) -> Iterable[Problem]:
     """Yield the small problems of *dtypes* and *options* that the contract allows."""
-    required = [d.name for d in kernel.dims if d.default is None]
     for dtype in dtypes:
+        there = symbols(kernel, dtype, options)
+        required = [d.name for d in kernel.dims if d.default is None and d.name in there]
         for size in _SIZES:
             with contextlib.suppress(ArgumentError):
                 yield make(kernel, dict.fromkeys(required, size), dtype, options)

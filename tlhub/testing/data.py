@@ -42,17 +42,19 @@ def inputs(
     seed: int = 0,
     scale: float = 1.0,
     scalars: Mapping[str, float] | None = None,
+    whole: bool = False,
 ) -> dict[str, Array]:
     """Return random arrays for the inputs of *problem* by name, at full rank, from *seed*.
 
     Floats are standard normal values times *scale*, rounded to the contract's dtype (fp8 saturates);
-    integers cover the whole range of their dtype. Inputs that the others determine are what they are for a call with
-    *scalars*. Raises ArgumentError where a dim is symbolic.
+    integers cover the whole range of their dtype. Inputs that the kernel prepares are what they are for a call with
+    *scalars*; *whole*: as a measurement has them. Raises ArgumentError where a dim is symbolic.
     """
     rng = np.random.default_rng(seed)
     arrays = {t.name: _random(rng, t, scale) for t in _concrete(kernel, problem).inputs}
     if kernel.prepare:
-        found = function(kernel.prepare)(problem, arrays, default_scalars(kernel, problem, scalars))
+        values = default_scalars(kernel, problem, scalars)
+        found = function(kernel.prepare)(problem, arrays, values, None if whole else rng)
         arrays |= {name: x.astype(arrays[name].dtype) for name, x in found.items()}
     return arrays
 

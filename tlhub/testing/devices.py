@@ -65,7 +65,7 @@ class Arrays(Protocol):
         """Return *x* in float64 as an array that NumPy's functions take: CuPy's, or NumPy's where that is missing."""
 
     def rounded(self, x: Any, like: Any) -> Any:
-        """Return *x*, of ``double``'s kind, as an array of this library on the device, in the dtype of *like*."""
+        """Return *x*, NumPy's or of ``double``'s kind, as one of this library on the device, in the dtype of *like*."""
 
     def wait(self) -> None:
         """Return when the device has done all that it was told."""
@@ -167,7 +167,7 @@ class CupyArrays:
         return x.astype("float64")
 
     def rounded(self, x: Any, like: Any) -> Any:
-        return x.astype(like.dtype)
+        return self._cupy.asarray(x).astype(like.dtype)
 
     def wait(self) -> None:
         self._cupy.cuda.get_current_stream().synchronize()
