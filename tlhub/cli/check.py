@@ -57,7 +57,7 @@ def _host(_: click.Context, __: click.Parameter, text: str | None) -> Host:
     try:
         return Host.named(text)
     except ValueError as error:
-        raise ArgumentError(str(error), argument="platform", hint=f"--platform {this_host().platform}") from error
+        raise ArgumentError(str(error), argument="platform", hint="--platform manylinux_2_28_x86_64") from error
 
 
 def machine_options(function: F) -> F:
@@ -70,7 +70,7 @@ def machine_options(function: F) -> F:
         "host",
         metavar="P",
         callback=_host,
-        help="Theirs, as wheels name it: manylinux_2_28_x86_64 is Linux with glibc 2.28. Default: that of this one.",
+        help="That of the machines that serve, as wheels name it: manylinux_2_28_x86_64. Default: that of this one.",
     )
     decorated: F = platform(driver(function))
     return decorated
