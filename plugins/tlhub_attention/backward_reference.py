@@ -9,7 +9,7 @@ import numpy as np
 
 from tlhub.specs import Problem
 from tlhub_attention.reference import attend
-from tlhub_attention.rows import ROUNDOFF, SMALLEST, Array, Rows, blocks, size, weigh
+from tlhub_attention.rows import NORMAL, ROUNDOFF, SMALLEST, Array, Rows, blocks, size, weigh
 
 
 class _Gradients(Rows):
@@ -86,7 +86,8 @@ def tolerance(
     keys that a query sees, m the queries that see a key, of all heads that share it. o and lse are taken as given.
 
     - the product of a pair errs by e = 2 (D + 4) u scale (|q||k|), its logit with the change of base and the
-      subtraction of lse by e' = e + 4 u (|s| + |lse| + 1), the exponential's 2 ulp among them, and so P by P e';
+      subtraction of lse by e' = e + 4 u (|s| + |lse| + 1), the exponential's 2 ulp among them, and so P by P e'; below
+      the accumulator's least normal number it may be taken as 0, and so may dS;
     - a errs by f = 2 (D_v + 4) u (|dout||v| + |dout||o|) + 2 u |a|: two products of D_v terms and a subtraction;
     - c errs by g = 2 c e / |softcap| + 16 u: c' = -2 t (1 - t^2) / softcap for t = tanh, |t| <= 1, and a tanh within a
       few ulp, squared near 1; without a soft cap by 0;
@@ -95,18 +96,20 @@ def tolerance(
       them: r_x(w) = u_x w and half the least subnormal of the dtype, for a weight of one among many keys is small;
     - dq errs by scale sum_j ((d + r_k(|dS|)) |k_j| + 2 (n + 8) u |dS| |k_j|), dk the same over the queries, with q
       and m, dv by sum_i ((P e' + r_dout(P)) |dout_i| + 2 (m + 8) u P |dout_i|);
-    - each is rounded: u_out of its size, and the least subnormal of its dtype.
+    - each is rounded: u_out of its size, and the least number of its dtype, or normal one of the accumulator's.
     """
     dtypes, scale = dict(problem.dtypes), abs(float(scalars["scale"]))
-    u = ROUNDOFF["float64" if dtypes["q"] == "float64" else "float32"]
+    acc = "float64" if dtypes["q"] == "float64" else "float32"
+    u = ROUNDOFF[acc]
     kinds = [dtypes[name] for name in ("dq", "dk", "dv")]
-    bounds = [ROUNDOFF[kind] * size(x) + SMALLEST[kind] for kind, x in zip(kinds, outputs, strict=True)]
+    least = [max(SMALLEST[kind], NORMAL[acc]) for kind in kinds]
+    bounds = [ROUNDOFF[kind] * size(x) + y for kind, x, y in zip(kinds, outputs, least, strict=True)]
     # of each key: what moves its results, the sums of absolute values, and the pairs that take part
     moved, sums = ([np.zeros(x.shape, like=x) for x in outputs[1:]] for _ in range(2))
     pairs = np.zeros((*outputs[1].shape[:3], 1), like=outputs[1])
     with np.errstate(all="ignore"):
         for (b, h, g, at), rows in _rows(problem, inputs, scalars):
-            weight_error, ds_error = _errors(rows, u)
+            weight_error, ds_error = _errors(rows, acc)
             q, k, dout = size(rows.q), size(rows.k), size(rows.dout)
             weights, ds, live = size(rows.weights), size(rows.ds), rows.live
             count = live.sum(axis=1)[:, None]
@@ -121,17 +124,19 @@ def tolerance(
     return bounds[0], *(bound + change for bound, change in zip(bounds[1:], changes, strict=True))
 
 
-def _errors(rows: _Gradients, u: float) -> tuple[Array, Array]:
+def _errors(rows: _Gradients, acc: str) -> tuple[Array, Array]:
     """Return by how much the weights and ds of *rows* err, as ``tolerance`` says."""
+    u, least = ROUNDOFF[acc], np.where(rows.live, NORMAL[acc], 0.0)
     weights, pull, slope = size(rows.weights), size(rows.pull), size(rows.slope)
     dout, v, o = size(rows.dout), size(rows.v), size(rows.o)
     product = np.where(rows.live, 2 * (rows.q.shape[1] + 4) * u * rows.products(), 0.0)
     logit = product + 4 * u * (size(rows.logits) + size(rows.lse) + 1)
-    weight = size(weights * logit)
+    weight = size(weights * logit) + least
     reach = dout @ v.T + (dout * o).sum(axis=1, keepdims=True)
     moved = 2 * (rows.v.shape[1] + 4) * u * reach + 2 * u * pull
     bend = 2 * slope * product / abs(rows.cap) + 16 * u if rows.cap else 0.0
-    return weight, size(slope * (weight * pull + weights * moved) + weights * pull * bend + 2 * u * size(rows.ds))
+    ds = slope * (weight * pull + weights * moved) + weights * pull * bend + 2 * u * size(rows.ds)
+    return weight, size(ds) + least
 
 
 def _rounded(weights: Array, live: Array, dtype: str) -> Array:

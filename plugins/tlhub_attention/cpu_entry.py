@@ -12,11 +12,10 @@ from tvm.tirx.script.builder import ir as T
 from tlhub.specs import DTYPES, Problem
 from tlhub_attention.cpu_blocks import Blocks
 from tlhub_attention.cpu_ir import Expr, Frame, Memory, bind, ceil_div, i64, pointer
-from tlhub_attention.cpu_math import Vector
+from tlhub_attention.cpu_math import LOG2E, Vector
 
 AXES = {"q": "B S H D", "k": "B S_kv H_kv D", "v": "B S_kv H_kv D_v", "o": "B S H D_v", "lse": "B H S"}
 AXES |= {"dout": AXES["o"], "dq": AXES["q"], "dk": AXES["k"], "dv": AXES["v"]}
-_LOG2E = 1.4426950408889634
 _MANY_TASKS = 32
 """From so many tasks on, blocks of rows are whole: fewer are cut in four, so that every core gets some."""
 
@@ -94,8 +93,8 @@ def declare(
     double = Vector("float64", 1)
     uncapped = bind(softcap == double.number(0.0), "uncapped")
     frame.put("capped", tirx.Select(uncapped, i64(0), i64(1)))
-    factor = tirx.Select(uncapped, scale * double.number(_LOG2E), scale / softcap)
-    numbers = (factor, softcap * double.number(_LOG2E), scale)
+    factor = tirx.Select(uncapped, scale * double.number(LOG2E), scale / softcap)
+    numbers = (factor, softcap * double.number(LOG2E), scale)
     pointers = [b.data for b in buffers.values()]
     return Entry(frame, dims, pointers, *(bind(tirx.Cast(blocks.acc, x)) for x in numbers))
 

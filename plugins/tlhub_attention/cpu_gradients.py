@@ -12,9 +12,7 @@ from tvm import tirx
 
 from tlhub_attention.cpu_blocks import Blocks
 from tlhub_attention.cpu_ir import Expr, Function, Memory, bind, branch, i64, loop, positive, registers, when
-from tlhub_attention.cpu_math import Vector
-
-_LOG2E = 1.4426950408889634
+from tlhub_attention.cpu_math import LOG2E, Vector
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ class Gradients:
                 delta[to + i] = scalar.load(total, i64(0))
                 value = scalar.keep(tirx.Cast(acc, lse[at_lse + i * step_lse]))
                 dead = value == scalar.number(0.0) - scalar.infinity()
-                base2[to + i] = tirx.Select(dead, scalar.infinity(), value * scalar.number(_LOG2E))
+                base2[to + i] = tirx.Select(dead, scalar.infinity(), value * scalar.number(LOG2E))
 
         arrays = [("dout", f"*{blocks.storage('dout')}"), ("o", f"*{blocks.storage('o')}"), ("lse", "*float32")]
         names = "at_dout at_o at_lse to count step_dout step_o step_lse dout_c o_c d_v".split()

@@ -24,6 +24,8 @@ ROUNDOFF = {
     "float8_e4m3fn": 2.0**-4,
     "float8_e5m2": 2.0**-3,
 }
+# The least normal number, below which results may be taken as 0, and the least number.
+NORMAL = {"float64": 2.0**-1022, "float32": 2.0**-126}
 SMALLEST = {"float64": 2.0**-1074, "float32": 2.0**-149, "float16": 2.0**-24, "bfloat16": 2.0**-133}
 
 _LOGITS = 1 << 26
