@@ -11,6 +11,7 @@ from tlhub_attention.contract import ATTENTION
 from tlhub_attention.cpu import FLASH, FLASH_BWD, FLASH_DECODE, FLASH_VARLEN
 from tlhub_attention.decode_contract import DECODE
 from tlhub_attention.hopper import HOPPER
+from tlhub_attention.varlen_backward_contract import VARLEN_BWD
 from tlhub_attention.varlen_contract import VARLEN
 
 TLHUB_API = 1
@@ -18,7 +19,7 @@ TLHUB_API = 1
 
 @hookimpl
 def tlhub_kernels() -> Iterable[Kernel]:
-    return [ATTENTION, ATTENTION_BWD, DECODE, VARLEN]
+    return [ATTENTION, ATTENTION_BWD, DECODE, VARLEN, VARLEN_BWD]
 
 
 @hookimpl

@@ -62,6 +62,7 @@ class _Sequences(Attention):
         self._check(dict(zip(self.checked, arrays, strict=True)), f)
 
     def _check(self, arrays: Mapping[str, Memory], f: Frame) -> None:
+        """Set ``wrong_NAME`` in the frame to 1 for each of the ``checked`` *arrays* that is wrong."""
         raise NotImplementedError
 
     def _sequence(self, *args: Any) -> None:

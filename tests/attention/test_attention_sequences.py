@@ -11,10 +11,12 @@ import pytest
 from tlhub import problem, testing
 from tlhub.errors import ArgumentError
 from tlhub.specs import Problem
-from tlhub_attention import decode_reference, varlen_reference
+from tlhub_attention import backward_reference, decode_reference, varlen_backward_reference, varlen_reference
+from tlhub_attention.backward_contract import ATTENTION_BWD
 from tlhub_attention.contract import DTYPES
 from tlhub_attention.cpu import FLASH_DECODE, FLASH_VARLEN, supports
 from tlhub_attention.decode_contract import DECODE
+from tlhub_attention.varlen_backward_contract import VARLEN_BWD
 from tlhub_attention.varlen_contract import VARLEN
 from tlhub_cpu import TARGET
 
@@ -205,3 +207,37 @@ def test_bounds_are_those_of_attention_to_the_same_keys() -> None:
     np.testing.assert_array_equal(lse, outputs[1][0])
     for got, want in zip(varlen_reference.tolerance(ends, flat, scalars, (o, lse)), bounds, strict=True):
         np.testing.assert_array_equal(got, want[0])
+
+
+def test_gradients_of_sequences_end_to_end_are_those_of_each() -> None:
+    dims = {"T": 12, "H": 4, "D": 3, "N1": 4, "H_kv": 2, "T_kv": 15, "D_v": 5}
+    made = problem.make(VARLEN_BWD, dims, "bfloat16", {"causal": True})
+    scalars = testing.default_scalars(VARLEN_BWD, made, {"softcap": 0.7})
+    arrays = testing.inputs(VARLEN_BWD, made, seed=3, scalars=scalars)
+    ends, ends_kv = arrays["starts"], arrays["starts_kv"]
+    assert ends[0] < ends[-1] and (np.isinf(arrays["lse"]).any(axis=0) >= (np.arange(12) < ends[0])).all()
+    found = varlen_backward_reference.reference(made, arrays, scalars)
+    bounds = varlen_backward_reference.tolerance(made, arrays, scalars, found)
+    want, most = ([np.zeros(x.shape) for x in found] for _ in range(2))
+    for n in range(3):
+        rows, keys = slice(*ends[n : n + 2]), slice(*ends_kv[n : n + 2])
+        one = {name: arrays[name][keys if name in "kv" else rows][None] for name in ("dout", "q", "k", "v", "o")}
+        one["lse"] = arrays["lse"][:, rows][None]
+        shape = {
+            "B": 1,
+            "S": rows.stop - rows.start,
+            "H": 4,
+            "D": 3,
+            "H_kv": 2,
+            "S_kv": keys.stop - keys.start,
+            "D_v": 5,
+        }
+        alone = problem.make(ATTENTION_BWD, shape, "bfloat16", {"causal": True})
+        given = testing.inputs(ATTENTION_BWD, alone, scalars=scalars)
+        assert {name: x.shape for name, x in given.items()} == {name: x.shape for name, x in one.items()}
+        gradients = backward_reference.reference(alone, one, scalars)
+        limits = backward_reference.tolerance(alone, one, scalars, gradients)
+        for i, at in enumerate((rows, keys, keys)):
+            want[i][at], most[i][at] = gradients[i][0], limits[i][0]
+    for got, expected in zip((*found, *bounds), (*want, *most), strict=True):
+        np.testing.assert_array_equal(got, expected)

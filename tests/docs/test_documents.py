@@ -176,7 +176,9 @@ def test_the_schedule_for_somebody_elses_kernel_refuses_what_it_does_not_know(ca
         assert schedule.configs(trace.problem, trace.place.facts)
 
 
-@pytest.mark.parametrize("kernel", ["gemm", "attention", "attention_bwd", "attention_decode", "attention_varlen"])
+@pytest.mark.parametrize(
+    "kernel", ["gemm", "attention", "attention_bwd", "attention_decode", "attention_varlen", "attention_varlen_bwd"]
+)
 def test_contract_tables_are_the_contract(kernel: str) -> None:
     from tlhub import catalog
     from tlhub.cli.command import show

@@ -95,6 +95,9 @@ class Elsewhere:
     def __len__(self) -> int:
         return len(self.own)
 
+    def __iter__(self) -> Any:
+        return map(wrapped, self.own)
+
     def get(self) -> Any:
         return self.own
 
@@ -137,13 +140,32 @@ def bare(x: Any) -> Any:
         ("gemm", "int8", {"out_dtype": "int8", "epilogue": "relu"}),
         ("attention", "bfloat16", {"causal": True, "lse": True}),
         ("attention_bwd", "bfloat16", {"causal": True}),
+        ("attention_decode", "bfloat16", {"lse": True}),
+        ("attention_decode", "bfloat16", {"paged": True}),
+        ("attention_varlen", "bfloat16", {"lse": True}),
+        ("attention_varlen_bwd", "bfloat16", {"causal": True}),
     ],
 )
 def test_references_ask_nothing_but_numpys_protocols(
     monkeypatch: pytest.MonkeyPatch, name: str, dtype: str, options: dict[str, Any]
 ) -> None:
     kernel = catalog.load().kernel(name)
-    shape = (9, 5, 7) if name == "gemm" else {"B": 1, "S": 9, "H": 4, "D": 5, "H_kv": 2, "S_kv": 7}
+    sizes = {
+        "M": 9,
+        "N": 5,
+        "B": 1,
+        "S": 9,
+        "H": 4,
+        "D": 5,
+        "H_kv": 2,
+        "S_kv": 7,
+        "P": 5,
+        "page": 3,
+        "L": 4,
+        "T": 9,
+        "N1": 3,
+    }
+    shape = {n: sizes.get(n, 7) for n in problem.symbols(kernel, dtype, options)}
     made = problem.make(kernel, shape, dtype, options)
     given, scalars = inputs(kernel, made), default_scalars(kernel, made)
     here = numbers._expected(kernel, made, given, scalars, "cuda:0")
