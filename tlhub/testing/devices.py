@@ -92,9 +92,9 @@ def pick(device: str, preferred: Collection[str] = ()) -> Arrays:
 def prepared(
     kernel: Kernel, problem: Problem, given: Mapping[str, Any], scalars: Mapping[str, float], arrays: Arrays
 ) -> dict[str, Any]:
-    """Return those inputs that the others of *given* determine, where *kernel* says how."""
+    """Return those inputs that *kernel* prepares for a measurement, made from *given*."""
     wide = {name: arrays.double(x) for name, x in given.items()}
-    found = function(kernel.prepare)(problem, wide, scalars)
+    found = function(kernel.prepare)(problem, wide, scalars, None)
     return {name: arrays.rounded(x, given[name]) for name, x in found.items()}
 
 
