@@ -1,4 +1,4 @@
-"""The kernel ``attention`` and its schedules."""
+"""The kernels ``attention`` and ``attention_bwd``, and their schedules."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Iterable
 
 from tlhub.hooks import hookimpl
 from tlhub.specs import Kernel, Schedule
+from tlhub_attention.backward_contract import ATTENTION_BWD
 from tlhub_attention.contract import ATTENTION
-from tlhub_attention.cpu import FLASH
+from tlhub_attention.cpu import FLASH, FLASH_BWD
 from tlhub_attention.hopper import HOPPER
 
 TLHUB_API = 1
@@ -15,9 +16,9 @@ TLHUB_API = 1
 
 @hookimpl
 def tlhub_kernels() -> Iterable[Kernel]:
-    return [ATTENTION]
+    return [ATTENTION, ATTENTION_BWD]
 
 
 @hookimpl
 def tlhub_schedules() -> Iterable[Schedule]:
-    return [FLASH, HOPPER]
+    return [FLASH, FLASH_BWD, HOPPER]

@@ -1,4 +1,4 @@
-"""The CPU schedule of attention: what it serves, and its tiles by arch."""
+"""The CPU schedules of attention and its backward: what they serve, and their tiles by arch."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ def configs(problem: Problem, facts: DeviceFacts) -> Sequence[Config]:
     return (_TILES[facts.vectors],)
 
 
+_SHARED = tuple(f"tlhub_attention.cpu_{m}" for m in ("blocks", "entry", "ir", "math", "tiles"))
+
 FLASH = Schedule(
     name="cpu_flash",
     kernel="attention",
@@ -39,6 +41,20 @@ FLASH = Schedule(
     supports=supports,
     configs=configs,
     symbolic=("B", "S", "H", "D", "H_kv", "S_kv", "D_v"),
-    sources=tuple(f"tlhub_attention.cpu_{m}" for m in ("program", "blocks", "ir", "math", "tiles")),
+    sources=("tlhub_attention.cpu_program", *_SHARED),
     doc="online softmax over packed blocks of keys, queries in the lanes of vectors; scratch does not grow with S_kv",
+)
+
+FLASH_BWD = Schedule(
+    name="cpu_flash_bwd",
+    kernel="attention_bwd",
+    kernel_revision=1,
+    revision=1,
+    targets=("cpu",),
+    toolchain="tvm",
+    program="tlhub_attention.cpu_backward:program",
+    configs=configs,
+    symbolic=FLASH.symbolic,
+    sources=(*(f"tlhub_attention.cpu_{m}" for m in ("backward", "backward_task", "gradients")), *_SHARED),
+    doc="a pass for dq and one for dk and dv, over packed blocks; the same bits whatever the number of threads",
 )

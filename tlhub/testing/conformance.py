@@ -105,6 +105,8 @@ def _kernel_fault(kernel: Kernel) -> str | None:
         for dim in arg.dims:
             if dim not in dims:
                 return f"argument {arg.name!r} has dim {dim!r}, which the kernel does not declare"
+        if arg.dtype.startswith("as:") and arg.dtype.removeprefix("as:") not in [a.name for a in kernel.inputs]:
+            return f"argument {arg.name!r} has dtype {arg.dtype!r}, which names no input"
         for name, value in arg.when.items():
             if name not in options or value not in options[name].choices:
                 return f"argument {arg.name!r} exists when {name}={value!r}, which no option allows"
@@ -154,7 +156,7 @@ print("\\n" + json.dumps(found))
 
 
 def _imports(plugin: plugins.Plugin, report: Report) -> None:
-    paths = dict.fromkeys([k.reference for k in plugin.kernels] + [k.tolerance for k in plugin.kernels], "")
+    paths = {path: "" for k in plugin.kernels for path in (k.reference, k.tolerance, k.prepare) if path}
     paths |= {t.assemble: "" for t in plugin.targets}
     paths |= {path: name for k in plugin.kernels for name, path in k.peers.items()}
     _import(plugin, paths, report)

@@ -36,14 +36,25 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
         return np.dtype(getattr(ml_dtypes, name))
 
 
-def inputs(kernel: Kernel, problem: Problem, seed: int = 0, scale: float = 1.0) -> dict[str, Array]:
+def inputs(
+    kernel: Kernel,
+    problem: Problem,
+    seed: int = 0,
+    scale: float = 1.0,
+    scalars: Mapping[str, float] | None = None,
+) -> dict[str, Array]:
     """Return random arrays for the inputs of *problem* by name, at full rank, from *seed*.
 
     Floats are standard normal values times *scale*, rounded to the contract's dtype (fp8 saturates);
-    integers cover the whole range of their dtype. Raises ArgumentError where a dim is symbolic.
+    integers cover the whole range of their dtype. Inputs that the others determine are what they are for a call with
+    *scalars*. Raises ArgumentError where a dim is symbolic.
     """
     rng = np.random.default_rng(seed)
-    return {t.name: _random(rng, t, scale) for t in _concrete(kernel, problem).inputs}
+    arrays = {t.name: _random(rng, t, scale) for t in _concrete(kernel, problem).inputs}
+    if kernel.prepare:
+        found = function(kernel.prepare)(problem, arrays, default_scalars(kernel, problem, scalars))
+        arrays |= {name: x.astype(arrays[name].dtype) for name, x in found.items()}
+    return arrays
 
 
 def poisoned(kernel: Kernel, problem: Problem, gap: Callable[[int], int] = lambda count: 0) -> tuple[Array, ...]:

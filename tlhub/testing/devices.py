@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tlhub.specs import Tensor
-from tlhub.testing.data import numpy_dtype
+from tlhub.specs import Kernel, Problem, Tensor
+from tlhub.testing.data import function, numpy_dtype
 
 Array = np.ndarray[Any, Any]
 
@@ -64,6 +64,9 @@ class Arrays(Protocol):
     def double(self, x: Any) -> Any:
         """Return *x* in float64 as an array that NumPy's functions take: CuPy's, or NumPy's where that is missing."""
 
+    def rounded(self, x: Any, like: Any) -> Any:
+        """Return *x*, of ``double``'s kind, as an array of this library on the device, in the dtype of *like*."""
+
     def wait(self) -> None:
         """Return when the device has done all that it was told."""
 
@@ -84,6 +87,15 @@ def pick(device: str, preferred: Collection[str] = ()) -> Arrays:
         except ImportError:
             continue
     raise ImportError("neither torch nor cupy is installed, and a GPU's arrays are theirs")
+
+
+def prepared(
+    kernel: Kernel, problem: Problem, given: Mapping[str, Any], scalars: Mapping[str, float], arrays: Arrays
+) -> dict[str, Any]:
+    """Return those inputs that the others of *given* determine, where *kernel* says how."""
+    wide = {name: arrays.double(x) for name, x in given.items()}
+    found = function(kernel.prepare)(problem, wide, scalars)
+    return {name: arrays.rounded(x, given[name]) for name, x in found.items()}
 
 
 class TorchArrays:
@@ -120,6 +132,10 @@ class TorchArrays:
         except ImportError:
             return x.double().cpu().numpy()
         return cupy.from_dlpack(x.double())
+
+    def rounded(self, x: Any, like: Any) -> Any:
+        made = self._torch.from_numpy(x) if isinstance(x, np.ndarray) else self._torch.from_dlpack(x)
+        return made.to(like.device, like.dtype)
 
     def wait(self) -> None:
         self._torch.cuda.synchronize(self._device)
@@ -158,6 +174,9 @@ class CupyArrays:
 
     def double(self, x: Any) -> Any:
         return x.astype("float64")
+
+    def rounded(self, x: Any, like: Any) -> Any:
+        return x.astype(like.dtype)
 
     def wait(self) -> None:
         self._cupy.cuda.get_current_stream().synchronize()

@@ -51,7 +51,7 @@ def check(
     if isinstance(what, Problem):
         what = hub.get(contract.name, problem.dim, input_dtypes(contract, problem.dtypes), **problem.option)
     problem = bind(problem, dims or {})
-    given = dict(arrays) if arrays is not None else inputs(contract, problem, seed, scale)
+    given = dict(arrays) if arrays is not None else inputs(contract, problem, seed, scale, scalars)
     values = default_scalars(contract, problem, scalars)
     device = device or f"{getattr(what, 'arch', 'cpu').partition(':')[0]}:0"
     names = [name for name, _ in problem.dtypes]
