@@ -10,6 +10,7 @@ from tlhub_attention.contract import ATTENTION
 from tlhub_attention.cpu import FLASH
 from tlhub_attention.decode_contract import DECODE
 from tlhub_attention.hopper import HOPPER
+from tlhub_attention.hopper_decode import HOPPER_DECODE
 from tlhub_attention.varlen_contract import VARLEN
 
 TLHUB_API = 1
@@ -22,4 +23,4 @@ def tlhub_kernels() -> Iterable[Kernel]:
 
 @hookimpl
 def tlhub_schedules() -> Iterable[Schedule]:
-    return [FLASH, HOPPER]
+    return [FLASH, HOPPER, HOPPER_DECODE]

@@ -54,7 +54,7 @@ HOPPER = Schedule(
             f"tlhub_attention.{name}"
             for name in ("hopper", "hopper_plan", "hopper_program", "cuda_code", "tensor_cores")
         ),
-        *(f"tlhub_attention/cuda/{name}.cuh" for name in ("call", "rows", "tensor_cores", "hopper")),
+        *(f"tlhub_attention/cuda/{name}.cuh" for name in ("call", "row", "rows", "softmax", "tensor_cores", "hopper")),
     ),
     priority=20,
     experimental=True,

@@ -19,7 +19,7 @@ def program(problem: Problem, config: Config, arch: str) -> CudaProgram:
     """Return the program of the plans in *config*; what tensor maps cannot take is computed row by row."""
     chosen = [Plan.parse(text) for text in str(config["plans"]).split()]
     kernels = [_Kernel(problem, plan, False) for plan in chosen] + [_Kernel(problem, chosen[-1].capped, True)]
-    text = cuda_code.source(problem, "rows.cuh", tensor_cores.FILE, "hopper.cuh")
+    text = cuda_code.source(problem, "row.cuh", "rows.cuh", tensor_cores.FILE, "softmax.cuh", "hopper.cuh")
     widths = dict.fromkeys(plan.keys for plan in chosen)
     products = [
         *map(tensor_cores.from_shared, widths),

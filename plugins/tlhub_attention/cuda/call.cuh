@@ -81,6 +81,9 @@ struct Call {
     return {window > 0 ? max(place - window + 1, 0) : 0, causal() ? min(keys, place + 1) : keys};
   }
 
+  __device__ __forceinline__ const T *key(int b, int i, int head) const { return k + of_k.at(b, i, head); }
+  __device__ __forceinline__ const T *value(int b, int i, int head) const { return v + of_v.at(b, i, head); }
+
   __device__ __forceinline__ void put_lse(index_t b, index_t h, index_t i, float value) const {
     if (lse) lse[b * lse_batch + h * lse_head + i * lse_query] = value;
   }
