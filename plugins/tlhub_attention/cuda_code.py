@@ -8,8 +8,6 @@ from tlhub.build.program import Parameter, TensorMap
 from tlhub.specs import DTYPES, Problem
 
 _TYPES = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
-_PTX = {"float16": "f16", "bfloat16": "bf16"}
-_FLAGS = ("causal", "paged")  # options that the text depends on
 
 MOST = 0x3FFF0000
 """What positions, and tiles, stay below, so that twice as many are ints."""
@@ -18,24 +16,19 @@ _ALIGNMENT = 16  # bytes, of addresses and strides in tensor maps
 _CHANNELS, _OTHERS = 3, (1, 2, 0)  # dims of an array, in the order of tensor maps
 
 
-def source(problem: Problem, *names: str) -> str:
-    """Return one source: the types, dims and options of *problem*, call.cuh, and the files *names* of cuda/."""
+def source(problem: Problem, *names: str | Path) -> str:
+    """Return one source: types, dims and options of *problem*, call.cuh, and *names*, files of cuda/ or whole paths."""
+    folder = Path(__file__).parent / "cuda"
+    texts = ((folder / name).read_text(encoding="utf-8") for name in ("call.cuh", *names))
     dim, dtypes = problem.dim, dict(problem.dtypes)
     prologue = [
         *(f"#include <{header}>" for header in ("cstdint", "cuda_bf16.h", "cuda_fp16.h")),
         f"using T = {_TYPES[dtypes['q']]};",
         f"using O = {_TYPES[dtypes['o']]};",
-        f'#define PTX_T "{_PTX[dtypes["q"]]}"',
         f"constexpr int D = {dim['D']}, D_V = {dim['D_v']};",
-        *(f"constexpr bool {n.upper()} = {str(problem.option[n]).lower()};" for n in _FLAGS if n in problem.option),
-        "",
+        f"constexpr bool CAUSAL = {str(problem.option['causal']).lower()};\n",
     ]
-    return "\n".join(["\n".join(prologue), *map(read, ("call.cuh", *names))])
-
-
-def read(name: str) -> str:
-    """Return the text of a file of cuda/."""
-    return (Path(__file__).parent / "cuda" / name).read_text(encoding="utf-8")
+    return "\n".join(["\n".join(prologue), *texts])
 
 
 def mappable(name: str, item: int) -> str:
@@ -60,8 +53,8 @@ def tensor_map(problem: Problem, name: str, box: tuple[int, int]) -> TensorMap:
     return TensorMap(dtype, f"DATA({name})", extents, steps, (*box, 1, 1), swizzle=box[0] * item)
 
 
-def parameters(problem: Problem, keys: str = "S_kv") -> tuple[Parameter, ...]:
-    """Return the values of call.cuh's CALL_PARAMETERS; *keys*: how many there are."""
+def parameters(problem: Problem) -> tuple[Parameter, ...]:
+    """Return the values of call.cuh's CALL_PARAMETERS."""
 
     def index(*values: str) -> list[Parameter]:
         return [Parameter("int64_t", value) for value in values]
@@ -75,5 +68,5 @@ def parameters(problem: Problem, keys: str = "S_kv") -> tuple[Parameter, ...]:
     window = f"(window < 0 ? 0 : window < {MOST} ? window : {MOST})"
     scalars = (Parameter("double", "scale"), Parameter("int", window), Parameter("double", "softcap"))
     arrays = [parameter for name in "qkvo" for parameter in array(name)]
-    sizes = (Parameter("int", name) for name in ("B", "S", "H", keys, "H_kv"))
+    sizes = (Parameter("int", name) for name in ("B", "S", "H", "S_kv", "H_kv"))
     return (*sizes, *arrays, *lse, *scalars)

@@ -50,13 +50,11 @@ HOPPER = Schedule(
     configs=configs,
     symbolic=("B", "S", "H", "H_kv", "S_kv"),
     sources=(
-        *(
-            f"tlhub_attention.{name}"
-            for name in ("hopper", "hopper_plan", "hopper_program", "cuda_code", "tensor_cores")
-        ),
-        *(f"tlhub_attention/cuda/{name}.cuh" for name in ("call", "row", "rows", "softmax", "tensor_cores", "hopper")),
+        *(f"tlhub_attention.{name}" for name in ("hopper", "hopper_plan", "hopper_program", "cuda_code")),
+        "tlhub.cuda.tensor_cores",
+        "tlhub/cuda/tensor_cores.cuh",
+        *(f"tlhub_attention/cuda/{name}.cuh" for name in ("call", "rows", "hopper")),
     ),
     priority=20,
-    experimental=True,
     doc="TMA and wgmma, softmax beside the products, longest tiles first; up to 256 channels, any length and stride",
 )

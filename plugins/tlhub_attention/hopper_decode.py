@@ -27,22 +27,9 @@ HOPPER_DECODE = Schedule(
     configs=configs,
     symbolic=("B", "S", "H", "H_kv", "S_kv", "P", "page", "L"),
     sources=(
-        *(
-            f"tlhub_attention.{name}"
-            for name in (
-                "hopper_decode",
-                "hopper_decode_plan",
-                "hopper_decode_program",
-                "hopper",
-                "hopper_plan",
-                "cuda_code",
-                "tensor_cores",
-            )
-        ),
-        *(
-            f"tlhub_attention/cuda/{name}.cuh"
-            for name in ("call", "row", "decode_call", "tensor_cores", "softmax", "hopper_decode")
-        ),
+        *(f"tlhub_attention.hopper_decode{suffix}" for suffix in ("", "_plan", "_program")),
+        *hopper.HOPPER.sources,  # what is the same
+        *(f"tlhub_attention/cuda/{name}.cuh" for name in ("decode_call", "hopper_decode")),
     ),
     priority=20,
     experimental=True,

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from tlhub.build.program import Branch, CudaProgram, Launch, Parameter
+from tlhub.cuda import tensor_cores
 from tlhub.specs import DTYPES, Config, Problem
-from tlhub_attention import cuda_code, tensor_cores
+from tlhub_attention import cuda_code
 from tlhub_attention.hopper_plan import ITEM, Plan, box, chunk, round_up
 
 _SERVED = f"H_kv > 0 && H % H_kv == 0 && S < {cuda_code.MOST} && S_kv < {cuda_code.MOST}"
@@ -19,11 +20,11 @@ def program(problem: Problem, config: Config, arch: str) -> CudaProgram:
     """Return the program of the plans in *config*; what tensor maps cannot take is computed row by row."""
     chosen = [Plan.parse(text) for text in str(config["plans"]).split()]
     kernels = [_Kernel(problem, plan, False) for plan in chosen] + [_Kernel(problem, chosen[-1].capped, True)]
-    text = cuda_code.source(problem, "row.cuh", "rows.cuh", tensor_cores.FILE, "softmax.cuh", "hopper.cuh")
-    widths = dict.fromkeys(plan.keys for plan in chosen)
+    text = cuda_code.source(problem, "rows.cuh", tensor_cores.FILE, "hopper.cuh")
+    dtype = dict(problem.dtypes)["q"]
     products = [
-        *map(tensor_cores.from_shared, widths),
-        tensor_cores.from_registers(round_up(_channels(problem)[1], 32)),
+        tensor_cores.from_shared(dtype, {plan.keys for plan in chosen}),
+        tensor_cores.from_registers(dtype, [round_up(_channels(problem)[1], 32)]),
     ]
     source = "\n".join([text, *products, *(kernel.instance() for kernel in kernels), ""])
     return CudaProgram(source, (*_branches(problem, kernels), Branch((_rows(problem),), _SERVED)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from tlhub.hooks import hookimpl
 from tlhub.specs import Kernel, Schedule
@@ -25,5 +24,4 @@ def tlhub_kernels() -> Iterable[Kernel]:
 
 @hookimpl
 def tlhub_schedules() -> Iterable[Schedule]:
-    uncertified = (replace(schedule, experimental=True) for schedule in (HOPPER, SIMT))
-    return [BLOCKED, MMA, DLIGHT, SKINNY, *uncertified]
+    return [BLOCKED, MMA, DLIGHT, SKINNY, HOPPER, SIMT]

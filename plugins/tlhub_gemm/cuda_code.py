@@ -29,8 +29,8 @@ _PTX = {"float16": "f16", "bfloat16": "bf16"}
 """The names of operands of tensor cores in PTX."""
 
 
-def source(problem: Problem, *names: str) -> str:
-    """Return one source: the types and options of *problem*, epilogue.cuh, call.cuh, and the files *names* of cuda/."""
+def source(problem: Problem, *names: str | Path) -> str:
+    """Return one source: what *problem* defines, epilogue.cuh, call.cuh, and *names*, files of cuda/ or whole paths."""
     folder = Path(__file__).parent / "cuda"
     texts = ((folder / name).read_text(encoding="utf-8") for name in ("epilogue.cuh", "call.cuh", *names))
     return "\n".join([_prologue(problem), *texts])

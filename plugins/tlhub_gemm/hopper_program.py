@@ -7,23 +7,24 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from tlhub.build.program import Branch, CudaProgram, Expression, Launch, Parameter, TensorMap
+from tlhub.cuda import tensor_cores
 from tlhub.specs import DTYPES, Config, Problem
-from tlhub_gemm import cuda_code, simt_program, skinny_program, tensor_cores
+from tlhub_gemm import cuda_code, simt_program, skinny_program
 from tlhub_gemm.hopper_plan import BLOCK, DEPTH, ITEM, Plan, load
 from tlhub_gemm.skinny_plan import tiles
 
 _ALIGNMENT = 16  # bytes, of addresses and strides in tensor maps
 _LINE = 128  # bytes that memory is read by; rows that begin elsewhere take up to twice as long
 
-FILES = (tensor_cores.FILE, "hopper.cuh", "align.cuh")
-"""The files of cuda/ that the kernels are in."""
+FILES = (tensor_cores.FILE, "operand.cuh", "hopper.cuh", "align.cuh")
+"""The texts that the kernels are in."""
 
 
 def program(problem: Problem, config: Config, arch: str) -> CudaProgram:
     """Return the program: kernels of ``plans``, kernels for few rows if *config* has some, and the CUDA cores'."""
     chosen, few = plans(config), tiles(config)
     files = dict.fromkeys((*FILES, *(skinny_program.files(arch) if few else ()), *simt_program.FILES))
-    products = tensor_cores.products([*few, *(plan.columns for plan in chosen)])
+    products = tensor_cores.from_shared(dict(problem.dtypes)["a"], [*few, *(plan.columns for plan in chosen)])
     instances = skinny_program.kernels(problem, config, arch) + kernels(problem, chosen)
     served = (
         *skinny_program.branches(problem, config, arch),

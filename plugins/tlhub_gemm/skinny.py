@@ -130,8 +130,10 @@ SKINNY = Schedule(
     supports=supports,
     configs=configs,
     sources=(
-        *(f"tlhub_gemm.{name}" for name in ("skinny", "skinny_plan", "skinny_program", "tensor_cores", "arch")),
-        *(f"tlhub_gemm/cuda/{name}.cuh" for name in ("tensor_cores", "skinny", "skinny_hopper")),
+        *(f"tlhub_gemm.{name}" for name in ("skinny", "skinny_plan", "skinny_program", "arch")),
+        "tlhub.cuda.tensor_cores",
+        "tlhub/cuda/tensor_cores.cuh",
+        *(f"tlhub_gemm/cuda/{name}.cuh" for name in ("operand", "skinny", "skinny_hopper")),
         *SIMT.sources,  # the CUDA cores have what is left
     ),
     priority=30,

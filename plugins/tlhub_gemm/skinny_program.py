@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from tlhub.build.program import Branch, CudaProgram, Launch, TensorMap
+from tlhub.cuda import tensor_cores
 from tlhub.specs import Config, Problem
-from tlhub_gemm import cuda_code, simt_program, tensor_cores
+from tlhub_gemm import cuda_code, simt_program
 from tlhub_gemm.arch import capability, is_hopper
 from tlhub_gemm.skinny_plan import NAME, Tile, tiles
 
@@ -12,14 +15,14 @@ from tlhub_gemm.skinny_plan import NAME, Tile, tiles
 def program(problem: Problem, config: Config, arch: str) -> CudaProgram:
     """Return the program: the kernels of *config*, and those on the CUDA cores for what they leave."""
     texts = cuda_code.source(problem, *files(arch), *simt_program.FILES)
-    products = tensor_cores.products(tiles(config) if is_hopper(arch) else ())
+    products = tensor_cores.from_shared(dict(problem.dtypes)["a"], tiles(config) if is_hopper(arch) else ())
     source = texts + products + kernels(problem, config, arch)
     return CudaProgram(source, (*branches(problem, config, arch), *simt_program.branches(problem)))
 
 
-def files(arch: str) -> tuple[str, ...]:
-    """Return the files of cuda/ that the kernels are in."""
-    return (tensor_cores.FILE, "skinny.cuh", *(["skinny_hopper.cuh"] if is_hopper(arch) else []))
+def files(arch: str) -> tuple[str | Path, ...]:
+    """Return the texts that the kernels are in."""
+    return (tensor_cores.FILE, "skinny.cuh", *(["operand.cuh", "skinny_hopper.cuh"] if is_hopper(arch) else []))
 
 
 def kernels(problem: Problem, config: Config, arch: str) -> str:

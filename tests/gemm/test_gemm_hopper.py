@@ -195,14 +195,14 @@ def test_wgmma_multiplies_whole_tiles_that_bulk_copies_brought():
 def test_plans_of_a_config_have_a_kernel_each():
     made = problem.make(GEMM, ("M", "N", "K"), "float16", {})
     source = hopper_program.program(made, {"plans": SCHEMES}, "cuda:sm_90a").source
-    assert source.count("\nHOPPER(") == 3 and source.count("struct tensor_cores::Wgmma<") == 3
+    assert source.count("\nHOPPER(") == 3 and source.count("struct tensor_cores::FromShared<") == 3
 
 
 def test_kernels_of_plans_and_for_few_rows_share_products():
     made = problem.make(GEMM, ("M", "N", "K"), "float16", {})
     few = {"skinny_8": "64x2x64x8", "skinny_64": "64x2x64x7"}
     source = hopper_program.program(made, {"plans": SCHEMES, **few}, "cuda:sm_90a").source
-    widths = re.findall(r"struct tensor_cores::Wgmma<(\d+),", source)
+    widths = re.findall(r"struct tensor_cores::FromShared<(\d+),", source)
     assert widths == ["8", "64", "192", "256"] and source.count("\nSKINNY_HOPPER(") == 2
 
 

@@ -4,7 +4,6 @@
  * text, here those of float16:
  *
  *     using T = __half; using O = __half;      element types of q, k and v, and of o
- *     #define PTX_T "f16"                      T's name in PTX
  *     constexpr int D = 128, D_V = 128;        channels
  *     constexpr bool CAUSAL = false;
  *
@@ -80,9 +79,6 @@ struct Call {
     int place = i + keys - queries;
     return {window > 0 ? max(place - window + 1, 0) : 0, causal() ? min(keys, place + 1) : keys};
   }
-
-  __device__ __forceinline__ const T *key(int b, int i, int head) const { return k + of_k.at(b, i, head); }
-  __device__ __forceinline__ const T *value(int b, int i, int head) const { return v + of_v.at(b, i, head); }
 
   __device__ __forceinline__ void put_lse(index_t b, index_t h, index_t i, float value) const {
     if (lse) lse[b * lse_batch + h * lse_head + i * lse_query] = value;

@@ -34,6 +34,36 @@ struct Decode : Call {
   }
 };
 
+/* The row of query i, by a warp, in one pass: as rows.cuh's, wherever the keys lie. */
+__device__ __forceinline__ void attend_row(const Sequence &s, int b, int h, int i) {
+  int kv_head = h / (s.heads / s.kv_heads);
+  const T *q = s.q + s.of_q.at(b, i, h);
+  Keys seen = s.seen(i);
+  Logits logits(s);
+  Channels<D> query = {};
+  Channels<D_V> sum = {};
+  float peak = -infinity(), base = 0, total = 0;
+  each_channel<D>([&](int at, int d) { query[at] = to_float(q[d * s.of_q.channel]); });
+#pragma unroll 1
+  for (int key = seen.begin; key < seen.end; ++key) {
+    const T *k = s.key(b, key, kv_head), *v = s.value(b, key, kv_head);
+    float product = 0;
+    each_channel<D>([&](int at, int d) { product = fmaf(query[at], to_float(k[d * s.of_k.channel]), product); });
+    float logit = logits.of(warp_sum(product));
+    if (!(logit <= peak)) { /* NaN, too, is weighed by itself */
+      float next = fmaxf(logit, peak), next_base = next == -infinity() ? 0.f : next, correction = exp2f(peak - next_base);
+      peak = next, base = next_base, total *= correction;
+      each_channel<D_V>([&](int at, int) { sum[at] *= correction; });
+    }
+    float weight = exp2f(logit - base);
+    total += weight;
+    each_channel<D_V>([&](int at, int d) { sum[at] = fmaf(weight, to_float(v[d * s.of_v.channel]), sum[at]); });
+  }
+  O *o = s.o + s.of_o.at(b, i, h);
+  each_channel<D_V>([&](int at, int d) { o[d * s.of_o.channel] = from_float<O>(total == 0 ? 0.f : sum[at] / total); });
+  if (threadIdx.x % 32 == 0) s.put_lse(b, h, i, (base + log2f(total)) * LN2);
+}
+
 #define DECODE_PARAMETERS                                                                                 \
   CALL_PARAMETERS, const int *lengths, index_t lengths_step, const int *table, index_t table_row, index_t table_step, \
       int page

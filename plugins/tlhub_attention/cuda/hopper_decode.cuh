@@ -2,10 +2,13 @@
  *
  * The query heads that share a kv head are packed: row r of its rows is query r / group, head r % group of the group.
  * A tile is ROWS of them, and a unit of work is a tile's block of BN keys and values. All units of a call, sequence by
- * sequence, head by head, are one line, of which each block takes an equal stretch, whatever the lengths are; so it has
+ * sequence, tile by tile, are one line, of which each block takes an equal stretch, whatever the lengths are; so it has
  * the whole of some tiles, and parts of at most two more. What a part gives, a sum of values with the peak and the
  * total of its weights, goes to scratch memory, and a second kernel adds up the parts of a tile in their order. Results
  * repeat bit for bit.
+ *
+ * Where blocks and tiles can be dealt out so, there are several lines side by side, each with its own blocks. Tiles of
+ * heads that lie beside each other in memory, or of the same head, are then read at the same time.
  *
  * In a block one warp keeps a ring of units filled, over the ends of tiles, so that the memory never idles. The others
  * share a unit: ROW_WARPS times 16 rows, and KEY_WARPS times BN / KEY_WARPS keys, of which each warp has a softmax of
@@ -17,6 +20,10 @@
 namespace decode {
 
 using namespace tensor_cores;
+using hopper::column_of;
+using hopper::hide;
+using hopper::row_of;
+using hopper::Softmax;
 
 constexpr int BN = 64;                /* keys of a unit */
 constexpr int BOX_BYTES = BN * 128;   /* of 64 channels */
@@ -56,60 +63,63 @@ struct Blocks {
       : first(s.seen(0).begin / BN), count(max(1, (s.seen(s.queries - 1).end + BN - 1) / BN - first)) {}
 };
 
-/* The line of all units of a call, as a warp reckons it: each lane has a run of sequences. */
+/* The units of a call, as a warp reckons them: each lane has a run of sequences. */
 struct Units {
   const Decode &call;
-  int tiles, run;        /* tiles of a sequence; sequences of a lane */
-  index_t before, total; /* units of the lanes before this one, and of all */
+  int down;          /* tiles of a kv head */
+  int beside, line;  /* lines; tiles of a sequence in each */
+  int run;           /* sequences of a lane */
+  int before, total; /* units of the lanes before this one, and of all, in a line */
+  int sharing;       /* blocks of a line that have any */
 
   __device__ __forceinline__ Units(const Decode &call, int rows)
-      : call(call), tiles(call.kv_heads * row_tiles(call, rows)), run((call.batch + 31) / 32) {
-    int lane = threadIdx.x % 32;
-    index_t mine = 0;
+      : call(call), down((call.heads / call.kv_heads * call.queries + rows - 1) / rows), run((call.batch + 31) / 32) {
+    int lane = threadIdx.x % 32, tiles = call.kv_heads * down, all = tiles | gridDim.x, mine = 0;
+    beside = all & -all; /* the largest power of 2 that divides both */
+    line = tiles / beside;
     for (int b = lane * run; b < min((lane + 1) * run, call.batch); ++b) mine += of(b);
-    index_t through = sum_to(mine);
+    int through = sum_to(mine);
     before = through - mine;
     total = __shfl_sync(0xffffffff, through, 31);
+    sharing = min(int(gridDim.x) / beside, total);
   }
 
-  /* Tiles of a kv head. */
-  static __device__ __forceinline__ int row_tiles(const Decode &call, int rows) {
-    return (call.heads / call.kv_heads * call.queries + rows - 1) / rows;
+  /* The first unit of a line's block, and the first of its blocks all of whose units come after `unit`. */
+  __device__ __forceinline__ int share(int block) const {
+    int place = min(block, sharing);
+    return place * (total / sharing) + min(place, total % sharing);
   }
-
-  /* The blocks that have any; the first unit of one of them; and the first block whose units all come after `unit`. */
-  __device__ __forceinline__ int blocks() const { return int(min(index_t(gridDim.x), total)); }
-  __device__ __forceinline__ index_t share(int block) const { return total * min(block, blocks()) / blocks(); }
-  __device__ __forceinline__ int block_after(index_t unit) const { return int(((unit + 1) * blocks() + total - 1) / total); }
+  __device__ __forceinline__ int block_after(int unit) const {
+    int each = total / sharing, longer = total % sharing, left = unit + 1 - longer * (each + 1);
+    return left <= 0 ? unit / (each + 1) + 1 : longer + (left + each - 1) / each;
+  }
 
   /* A unit by its number: its sequence, and its number there. */
   struct Place {
-    int b;
-    index_t at;
+    int b, at;
   };
 
-  __device__ __forceinline__ Place find(index_t unit) const {
+  __device__ __forceinline__ Place find(int unit) const {
     int lane = threadIdx.x % 32, owner = 31 - __clz(__ballot_sync(0xffffffff, before <= unit));
-    index_t at = unit - __shfl_sync(0xffffffff, before, owner);
+    int at = unit - __shfl_sync(0xffffffff, before, owner);
+    if (run == 1) return {owner, at};
     for (int first = owner * run;; first += 32) {
-      int b = first + lane;
-      index_t through = sum_to(b < min((owner + 1) * run, call.batch) ? of(b) : 0);
+      int b = first + lane, through = sum_to(b < min((owner + 1) * run, call.batch) ? of(b) : 0);
       unsigned after = __ballot_sync(0xffffffff, at < through);
-      int found = after ? __ffs(after) - 1 : 31;
-      index_t skipped = __shfl_sync(0xffffffff, through, after ? max(found - 1, 0) : 31);
-      if (!after || found > 0) at -= skipped;
+      int found = after ? __ffs(after) - 1 : 32, skipped = __shfl_sync(0xffffffff, through, max(found - 1, 0));
+      if (found > 0) at -= skipped;
       if (after) return {first + found, at};
     }
   }
 
  private:
-  __device__ __forceinline__ index_t of(int b) const { return index_t(Blocks(call.sequence(b)).count) * tiles; }
+  __device__ __forceinline__ int of(int b) const { return Blocks(call.sequence(b)).count * line; }
 
   /* The sum of x over the lanes up to this one. */
-  static __device__ __forceinline__ index_t sum_to(index_t x) {
+  static __device__ __forceinline__ int sum_to(int x) {
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
-      index_t other = __shfl_up_sync(0xffffffff, x, step);
+      int other = __shfl_up_sync(0xffffffff, x, step);
       if (int(threadIdx.x % 32) >= step) x += other;
     }
     return x;
@@ -127,23 +137,22 @@ struct Stretch {
 /* The stretches of a block, one after the other; of one tile each. */
 template <class P> struct Walk {
   const Decode &call;
-  int b, tile, at; /* the sequence, its tile, and the tile's unit, of the next unit */
-  index_t left;
+  int down, beside, line; /* as Units has them */
+  int left;               /* units */
+  int b, tile, at;        /* of the next unit: the sequence, its tile in the line, and the tile's unit */
   Sequence sequence;
   Blocks blocks;
 
   __device__ __forceinline__ Walk(const Decode &call, const Units &units)
-      : Walk(call, units, units.share(blockIdx.x), units.share(blockIdx.x + 1)) {}
+      : Walk(call, units, units.share(blockIdx.x / units.beside), units.share(blockIdx.x / units.beside + 1)) {}
 
   /* Take the next stretch; false if there is none. */
   __device__ __forceinline__ bool next(Stretch &t) {
     if (left == 0) return false;
     if (at == blocks.count) at = 0, ++tile;
-    if (tile == call.kv_heads * Units::row_tiles(call, P::ROWS)) {
-      tile = 0, sequence = call.sequence(++b), blocks = Blocks(sequence);
-    }
-    int down = Units::row_tiles(call, P::ROWS), count = int(min(index_t(blocks.count - at), left));
-    t.kv_head = tile / down, t.row = tile % down * P::ROWS;
+    if (tile == line) tile = 0, sequence = call.sequence(++b), blocks = Blocks(sequence);
+    int number = tile * beside + blockIdx.x % beside, count = min(blocks.count - at, left);
+    t.kv_head = number / down, t.row = number % down * P::ROWS;
     t.first = blocks.first + at, t.end = t.first + count;
     t.begins = at == 0, t.ends = at + count == blocks.count;
     at += count, left -= count;
@@ -151,12 +160,13 @@ template <class P> struct Walk {
   }
 
  private:
-  __device__ __forceinline__ Walk(const Decode &call, const Units &units, index_t first, index_t end)
-      : Walk(call, end - first, end > first ? units.find(first) : Units::Place{0, 0}) {}
+  __device__ __forceinline__ Walk(const Decode &call, const Units &units, int first, int end)
+      : Walk(call, units, end - first, end > first ? units.find(first) : Units::Place{0, 0}) {}
 
-  __device__ __forceinline__ Walk(const Decode &call, index_t left, Units::Place place)
-      : call(call), b(place.b), left(left), sequence(call.sequence(b)), blocks(sequence) {
-    tile = int(place.at / blocks.count), at = int(place.at % blocks.count);
+  __device__ __forceinline__ Walk(const Decode &call, const Units &units, int left, Units::Place place)
+      : call(call), down(units.down), beside(units.beside), line(units.line), left(left), b(place.b),
+        sequence(call.sequence(b)), blocks(sequence) {
+    tile = place.at / blocks.count, at = place.at % blocks.count;
   }
 };
 
@@ -524,25 +534,65 @@ __device__ __forceinline__ void decode(
   }
 }
 
-constexpr int COMBINE_WARPS = 4;
+constexpr int SLOTS = 4; /* rows that a block of this kernel adds up at once, each by two warps */
 
-/* Add up the parts of the tile that begins in block blockIdx.x and ends after it, if there is one: each warp takes every
- * COMBINE_WARPS-th of them, for one row after another. */
+/* What a warp has of a row: four channels of each 128 a lane. */
+struct Sum {
+  static constexpr int COUNT = (D_V + 127) / 128;
+  float peak, total;
+  float4 of[COUNT];
+
+  static __device__ __forceinline__ Sum none() { return {-infinity(), 0, {}}; }
+
+  template <class F> static __device__ __forceinline__ void each(F f) {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+      int channel = (int(threadIdx.x) % 32 + 32 * i) * 4;
+      if (D_V % 128 == 0 || channel < D_V) f(i, channel);
+    }
+  }
+
+  __device__ __forceinline__ float base() const { return peak == -infinity() ? 0.f : peak; }
+
+  /* Add N of them. */
+  template <int N> __device__ __forceinline__ void add(const Sum (&more)[N]) {
+    float before = peak;
+#pragma unroll
+    for (int j = 0; j < N; ++j) peak = fmaxf(peak, more[j].peak);
+    float kept = exp2_fast(before - base());
+    total *= kept;
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) of[i] = {of[i].x * kept, of[i].y * kept, of[i].z * kept, of[i].w * kept};
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      float factor = exp2_fast(more[j].peak - base());
+      total = fmaf(more[j].total, factor, total);
+#pragma unroll
+      for (int i = 0; i < COUNT; ++i) {
+        of[i].x = fmaf(more[j].of[i].x, factor, of[i].x), of[i].y = fmaf(more[j].of[i].y, factor, of[i].y);
+        of[i].z = fmaf(more[j].of[i].z, factor, of[i].z), of[i].w = fmaf(more[j].of[i].w, factor, of[i].w);
+      }
+    }
+  }
+};
+
+/* Add up the parts of the tile that begins in block blockIdx.x and ends after it, if there is one. */
 template <class P> __device__ __forceinline__ void combine(void *scratch, const Decode &call) {
-  __shared__ float sums[COMBINE_WARPS][D_V];
-  int lane = threadIdx.x % 32, warp = threadIdx.x / 32, block = blockIdx.x;
+  constexpr int AT_ONCE = 8 / Sum::COUNT; /* parts that a warp loads together */
+  __shared__ Sum halves[SLOTS][32];
+  int lane = threadIdx.x % 32, slot = threadIdx.x / 32 % SLOTS, half = threadIdx.x / 32 / SLOTS;
   start_next();
   /* lengths are complete, for the kernel before has waited for them with all its blocks before this one started */
   Units units(call, P::ROWS);
-  index_t first = units.share(block), end = units.share(block + 1);
+  int block = blockIdx.x / units.beside, side = blockIdx.x % units.beside;
+  int first = units.share(block), end = units.share(block + 1);
   bool any = end > first;
   int b = 0, kv_head = 0, tile_row = 0, parts_end = 0;
   if (any) {
     Units::Place place = units.find(end - 1);
-    int count = Blocks(call.sequence(place.b)).count, down = Units::row_tiles(call, P::ROWS);
-    int tile = int(place.at / count), at = int(place.at % count);
-    b = place.b, kv_head = tile / down, tile_row = tile % down * P::ROWS;
-    index_t tile_end = end + (count - 1 - at);
+    int count = Blocks(call.sequence(place.b)).count, at = place.at % count;
+    int tile = place.at / count * units.beside + side, tile_end = end + (count - 1 - at);
+    b = place.b, kv_head = tile / units.down, tile_row = tile % units.down * P::ROWS;
     any = tile_end > end && end - 1 - at >= first;
     parts_end = units.block_after(tile_end - 1);
   }
@@ -550,44 +600,43 @@ template <class P> __device__ __forceinline__ void combine(void *scratch, const 
   if (!any) return;
   Sequence s = call.sequence(b);
   Parts<P> parts(scratch);
-  auto slot = [&](int from) { return parts.slot(from, from == block); };
-  for (int i = blockIdx.y; i < min(P::ROWS, rows_of(call) - tile_row); i += gridDim.y) {
-    float peak = -infinity(), total = 0;
-    for (int from = block + lane; from < parts_end; from += 32) {
-      peak = fmaxf(peak, parts.state(slot(from), i).x);
-    }
+  int rows = min(P::ROWS, rows_of(call) - tile_row);
+  for (int top = blockIdx.y * SLOTS; top < rows; top += gridDim.y * SLOTS) {
+    int i = min(top + slot, rows - 1);
+    Sum sum = Sum::none();
+    for (int from = block + half; from < parts_end; from += 2 * AT_ONCE) {
+      Sum more[AT_ONCE];
 #pragma unroll
-    for (int step = 16; step > 0; step /= 2) peak = fmaxf(peak, __shfl_xor_sync(0xffffffff, peak, step));
-    float base = peak == -infinity() ? 0.f : peak;
-    Channels<D_V> sum = {};
-    for (int from = block + lane; from < parts_end; from += 32) {
-      float2 state = parts.state(slot(from), i);
-      total += state.y * exp2_fast(state.x - base);
+      for (int j = 0; j < AT_ONCE; ++j) {
+        int part = from + 2 * j;
+        more[j] = Sum::none();
+        if (part >= parts_end) continue;
+        int at = parts.slot(part * units.beside + side, part == block);
+        float2 state = parts.state(at, i);
+        more[j].peak = state.x, more[j].total = state.y;
+        Sum::each([&](int k, int d) { more[j].of[k] = *reinterpret_cast<const float4 *>(parts.sum(at, i) + d); });
+      }
+      sum.add(more);
     }
-    total = warp_sum(total);
-#pragma unroll 4
-    for (int from = block + warp; from < parts_end; from += COMBINE_WARPS) {
-      float factor = exp2_fast(parts.state(slot(from), i).x - base);
-      const float *part = parts.sum(slot(from), i);
-      each_channel<D_V>([&](int at, int d) { sum[at] = fmaf(part[d], factor, sum[at]); });
-    }
-    __syncthreads(); /* the sums of the row before have been read */
-    each_channel<D_V>([&](int at, int d) { sums[warp][d] = sum[at]; });
+    __syncthreads(); /* the halves of the rows before have been read */
+    if (half > 0) halves[slot][lane] = sum;
     __syncthreads();
-    if (warp > 0) continue;
+    if (half > 0 || top + slot >= rows) continue;
+    Sum other[1] = {halves[slot][lane]};
+    sum.add(other);
     Row at(call, kv_head, tile_row + i);
     O *o = call.o + call.of_o.at(b, at.query, at.head);
-    bool lost = false;
-    each_channel<D_V>([&](int, int d) {
-      float x = 0;
+    float inverse = sum.total == 0 ? 0.f : 1 / sum.total, probe = 0;
+    Sum::each([&](int k, int d) {
+      const float x[4] = {sum.of[k].x, sum.of[k].y, sum.of[k].z, sum.of[k].w};
 #pragma unroll
-      for (int w = 0; w < COMBINE_WARPS; ++w) x += sums[w][d];
-      x *= total == 0 ? 0.f : 1 / total;
-      o[d * call.of_o.channel] = from_float<O>(x);
-      lost |= x != x;
+      for (int j = 0; j < 4; ++j) {
+        o[(d + j) * call.of_o.channel] = from_float<O>(x[j] * inverse);
+        probe += x[j] * inverse;
+      }
     });
-    if (lane == 0) call.put_lse(b, at.head, at.query, (base + log2f(total)) * LN2);
-    lost = __any_sync(0xffffffff, lost) && total == total;
+    if (lane == 0) call.put_lse(b, at.head, at.query, (sum.base() + log2f(sum.total)) * LN2);
+    bool lost = __any_sync(0xffffffff, probe != probe) && sum.total == sum.total;
     if (lost && call.causal() && call.queries > 1) attend_row(s, b, at.head, at.query);
   }
 }
@@ -602,7 +651,7 @@ template <class P> __device__ __forceinline__ void combine(void *scratch, const 
       void *scratch, DECODE_PARAMETERS) {                                                                       \
     decode::decode<decode::Plan<ROWS, __VA_ARGS__>>(map_k, map_v, scratch, DECODE);                             \
   }                                                                                                             \
-  extern "C" __global__ void __launch_bounds__(32 * decode::COMBINE_WARPS)                                      \
+  extern "C" __global__ void __launch_bounds__(64 * decode::SLOTS, 3)                                           \
       combine_##ROWS(void *scratch, DECODE_PARAMETERS) {                                                        \
     decode::combine<decode::Plan<ROWS, __VA_ARGS__>>(scratch, DECODE);                                          \
   }

@@ -1,4 +1,59 @@
-/* Attention on the CUDA cores: the kernel of a call all of whose rows row.cuh computes. */
+/* Attention on the CUDA cores, a row of o by a warp: any strides, and only the keys that a query sees are read.
+ *
+ * It serves arrays that bulk tensor copies cannot take, and rows in which a tensor core multiplied a hidden key's
+ * weight of 0 by a NaN or an infinity of v. It is slow, and exact about those.
+ */
+
+/* x[lane], x[lane + 32].. are a warp's numbers of N channels. */
+template <int N> using Channels = float[(N + 31) / 32];
+
+template <int N, class F> __device__ __forceinline__ void each_channel(F f) {
+#pragma unroll
+  for (int i = 0; i < (N + 31) / 32; ++i) {
+    int channel = int(threadIdx.x) % 32 + 32 * i;
+    if (N % 32 == 0 || channel < N) f(i, channel);
+  }
+}
+
+__device__ __forceinline__ float warp_sum(float x) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffff, x, step);
+  return x;
+}
+
+/* The row of query i, by a warp. */
+__device__ __forceinline__ void attend_row(const Call &call, int b, int h, int i) {
+  int kv_head = h / (call.heads / call.kv_heads);
+  const T *q = call.q + call.of_q.at(b, i, h);
+  const T *k = call.k + call.of_k.at(b, 0, kv_head), *v = call.v + call.of_v.at(b, 0, kv_head);
+  Keys seen = call.seen(i);
+  Logits logits(call);
+  Channels<D> query = {};
+  Channels<D_V> sum = {};
+  each_channel<D>([&](int at, int d) { query[at] = to_float(q[d * call.of_q.channel]); });
+  auto logit = [&](int key) {
+    const T *row = k + key * call.of_k.position;
+    float product = 0;
+    each_channel<D>([&](int at, int d) { product = fmaf(query[at], to_float(row[d * call.of_k.channel]), product); });
+    return logits.of(warp_sum(product));
+  };
+  float peak = -infinity(), total = 0;
+#pragma unroll 1
+  for (int key = seen.begin; key < seen.end; ++key) peak = fmaxf(peak, logit(key));
+  float base = peak == -infinity() ? 0.f : peak;
+#pragma unroll 1
+  for (int key = seen.begin; key < seen.end; ++key) {
+    const T *row = v + key * call.of_v.position;
+    float weight = exp2f(logit(key) - base);
+    total += weight;
+    each_channel<D_V>([&](int at, int d) { sum[at] = fmaf(weight, to_float(row[d * call.of_v.channel]), sum[at]); });
+  }
+  O *o = call.o + call.of_o.at(b, i, h);
+  each_channel<D_V>([&](int at, int d) {
+    o[d * call.of_o.channel] = from_float<O>(total == 0 ? 0.f : sum[at] / total);
+  });
+  if (threadIdx.x % 32 == 0) call.put_lse(b, h, i, (base + log2f(total)) * LN2);
+}
 
 extern "C" __global__ void __launch_bounds__(128) attend_rows(CALL_PARAMETERS) {
   Call call = CALL;

@@ -177,7 +177,7 @@ __device__ __forceinline__ void multiply(
     for (int step = 0; step < BK / 16; ++step) {
 #pragma unroll
       for (int piece = 0; piece < P::ROWS / 64; ++piece) {
-        Wgmma<P::BN, TRANS_A, !TRANS_B>::add(sum[piece], a + OperandA<P>::offset(64 * piece, step) / 16,
+        FromShared<P::BN, TRANS_A, !TRANS_B>::add(sum[piece], a + OperandA<P>::offset(64 * piece, step) / 16,
                           b + OperandB<P>::offset(0, step) / 16, add || step > 0);
       }
     }

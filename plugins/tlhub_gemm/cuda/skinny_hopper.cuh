@@ -11,7 +11,7 @@ template <int SHARED, int TOKENS, int ROWS, int SPLIT, int STAGES>
 __device__ __forceinline__ void multiply_few(const TensorMap &map_a, const TensorMap &map_b, const Call &call) {
   using Weights = Operand<TRANS_B, ROWS, 1>;
   using Tokens = Operand<true, TOKENS, 1>;
-  using Product = Wgmma<TOKENS, !TRANS_B, false>;
+  using Product = FromShared<TOKENS, !TRANS_B, false>;
   constexpr int ROW = BK * int(sizeof(A)), GROUPS = ROWS / 64, BYTES = (ROWS + TOKENS) * ROW; /* of a stage */
   static_assert(SHARED >= STAGES * (BYTES + 16) && SHARED >= SUMS<TOKENS, ROWS>, "Tile.shared has another layout");
   extern __shared__ __align__(1024) unsigned char memory[];

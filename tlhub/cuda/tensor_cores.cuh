@@ -1,6 +1,6 @@
-/* What the kernels on tensor cores share: by its PTX what Hopper has for products of tiles (bulk tensor copies, the
- * barriers that they complete, wgmma, clusters), the tiles of an operand in shared memory, and the ring of stages that
- * they go through. What comes before sm_90a's part is for all from sm_80 on.
+/* What kernels on tensor cores share: by its PTX what Hopper has for products of tiles (bulk tensor copies, the barriers
+ * that they complete, wgmma, clusters), and the ring of stages that tiles go through. What comes before sm_90a's part is
+ * for all from sm_80 on.
  */
 
 namespace tensor_cores {
@@ -23,8 +23,6 @@ __device__ __forceinline__ void start_next() {
 }
 
 /* -- sm_90a: barriers, copies, products, clusters -------------------------------------------------- */
-
-constexpr int BK = 64; /* elements of K in a stage: 128 bytes */
 
 struct alignas(64) TensorMap { /* a CUtensorMap */
   char bytes[128];
@@ -58,29 +56,44 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
   } while (!done);
 }
 
-/* Load the box at (x, y, z) of a tensor to shared memory, or, if it is SHARED, to that place in each block of the
- * cluster that `blocks` has a bit for; the bytes count for the barrier at this address in each. */
-template <bool SHARED>
+/* Load the box at (x, y, z), or (x, y, z, w), of a tensor to shared memory; its bytes count for the barrier. */
+__device__ __forceinline__ void load_box(uint32_t to, const TensorMap &map, uint32_t barrier, int x, int y, int z) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(to),
+      "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z)
+      : "memory");
+}
 __device__ __forceinline__ void load_box(
-    uint32_t to, const TensorMap &map, uint32_t barrier, int x, int y, int z, int blocks) {
-  if constexpr (!SHARED) {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
-        " [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(to),
-        "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z)
-        : "memory");
-  } else {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
-        " [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(to),
-        "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "h"(static_cast<uint16_t>(blocks))
-        : "memory");
-  }
+    uint32_t to, const TensorMap &map, uint32_t barrier, int x, int y, int z, int w) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(to),
+      "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w)
+      : "memory");
 }
 
+/* Load the box at (x, y, z) to that place in each block of the cluster that `blocks` has a bit for; the bytes count for
+ * the barrier at this address in each. */
+__device__ __forceinline__ void load_box_to(
+    uint16_t blocks, uint32_t to, const TensorMap &map, uint32_t barrier, int x, int y, int z) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+      " [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(to),
+      "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "h"(blocks)
+      : "memory");
+}
+
+/* Store a box to (x, y, z), or (x, y, z, w), of a tensor. */
 __device__ __forceinline__ void store_box(const TensorMap &map, uint32_t from, int x, int y, int z) {
   asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(&map), "r"(from),
                "r"(x), "r"(y), "r"(z)
+               : "memory");
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+__device__ __forceinline__ void store_box(const TensorMap &map, uint32_t from, int x, int y, int z, int w) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map),
+               "r"(from), "r"(x), "r"(y), "r"(z), "r"(w)
                : "memory");
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
@@ -95,19 +108,41 @@ template <int LEFT> __device__ __forceinline__ void store_wait() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(LEFT) : "memory");
 }
 
+/* Wait until this thread's stores are done, for any access to what they wrote. */
+__device__ __forceinline__ void store_wait_whole() {
+  asm volatile("cp.async.bulk.wait_group 0;\nfence.proxy.async;" ::: "memory");
+}
+
 /* Make this thread's writes to shared memory visible to bulk copies. */
 __device__ __forceinline__ void fence_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+/* Wait until at most LEFT groups of products are under way; nothing is done with `sum`, of one that is done, before. */
 template <int LEFT> __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 }
+template <int LEFT, int N> __device__ __forceinline__ void wgmma_wait(float (&sum)[N]) {
+  wgmma_wait<LEFT>();
+#pragma unroll
+  for (int i = 0; i < N; ++i) asm volatile("" : "+f"(sum[i])::"memory");
+}
 
-/* The product of two tiles, 64 x 16 and 16 x N, given by their descriptors: `add(sum, a, b, whether to add to sum)`.
- * ACROSS_A, ACROSS_B: that operand lies along M or N, not along K. Python writes it for each N (tensor_cores.py), since
- * it has N / 2 operands. */
-template <int N, bool ACROSS_A, bool ACROSS_B> struct Wgmma;
+/* The product of two tiles, 64 x 16 and 16 x N, added to `sum` or put there. ACROSS: that operand lies along M or N, not
+ * along K. Python writes them for each N (tensor_cores.py), since they have N / 2 operands and more.
+ *
+ *   FromShared<N, ACROSS_A, ACROSS_B>::add(sum, a, b, add)   both tiles in shared memory, by their descriptors
+ *   FromRegisters<N, ACROSS_B>::add(sum, a, b, add)          a: four registers of two elements */
+template <int N, bool ACROSS_A = false, bool ACROSS_B = false> struct FromShared;
+template <int N, bool ACROSS_B = false> struct FromRegisters;
+
+/* The descriptor of a tile at an address, whose rows are ROW bytes and swizzled by that: bytes to the next eight rows, and
+ * NEXT bytes to the next tile across. */
+template <int ROW, int NEXT = 16> __device__ __forceinline__ uint64_t describe(uint32_t address) {
+  constexpr uint64_t SWIZZLE = ROW == 128 ? 1 : 2;
+  return SWIZZLE << 62 | uint64_t(8 * ROW / 16) << 32 | uint64_t(NEXT / 16) << 16 | (address & 0x3ffff) >> 4;
+}
 
 template <int REGISTERS> __device__ __forceinline__ void give_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
@@ -156,44 +191,6 @@ __device__ __forceinline__ void store_matrix(uint32_t row, const uint32_t (&pack
                "r"(packed[1]), "r"(packed[2]), "r"(packed[3])
                : "memory");
 }
-
-/* -- tiles in shared memory ---------------------------------------------------------------------- */
-
-/* One operand's tile, EXTENT x BK, of which PARTS blocks each load a part. It lies in boxes: one with rows along K, or
- * one for each WIDTH elements along M or N, with BK rows. */
-template <bool ALONG_K, int EXTENT, int PARTS> struct Operand {
-  static constexpr int WIDTH = ALONG_K || EXTENT % 64 == 0 ? 64 : 32; /* elements of a row */
-  static constexpr int ROW = WIDTH * int(sizeof(A));                  /* bytes, and of the swizzle */
-  static constexpr int BOXES = ALONG_K ? 1 : EXTENT / WIDTH;
-  static constexpr int PART = (ALONG_K ? EXTENT : BK) / PARTS; /* rows of a box that are loaded at once */
-  static constexpr int NEXT = BK * ROW;                        /* bytes from a box to the next */
-
-  static_assert(EXTENT % WIDTH == 0 || ALONG_K, "boxes are 32 or 64 elements wide");
-
-  static __device__ __forceinline__ void load(
-      uint32_t to, const TensorMap &map, uint32_t barrier, int first, int k, int batch, int part, int blocks) {
-    to += part * PART * ROW;
-#pragma unroll
-    for (int i = 0; i < BOXES; ++i) {
-      if constexpr (ALONG_K) {
-        load_box<(PARTS > 1)>(to, map, barrier, k, first + part * PART, batch, blocks);
-      } else {
-        load_box<(PARTS > 1)>(to + i * NEXT, map, barrier, first + i * WIDTH, k + part * PART, batch, blocks);
-      }
-    }
-  }
-
-  /* wgmma's descriptor of the tile at an address: the bytes to the next box and to the next eight rows, the swizzle. */
-  static __device__ __forceinline__ uint64_t describe(uint32_t address) {
-    constexpr uint64_t LEADING = ALONG_K ? 1 : NEXT / 16, STRIDE = 8 * ROW / 16, SWIZZLE = ROW == 128 ? 1 : 2;
-    return SWIZZLE << 62 | STRIDE << 32 | LEADING << 16 | (address & 0x3ffff) >> 4;
-  }
-
-  /* Bytes to `rows` rows of the operand (a multiple of 64) and 16 * step elements of K further. */
-  static __device__ constexpr int offset(int rows, int step) {
-    return ALONG_K ? rows * ROW + step * 32 : rows / WIDTH * NEXT + step * 16 * ROW;
-  }
-};
 
 /* A place in the ring of stages. */
 template <int STAGES> struct Ring {

@@ -1,0 +1,1 @@
+"""What kernels in CUDA C++ may share: text of their sources, for schedules by the toolchain ``cuda``."""
