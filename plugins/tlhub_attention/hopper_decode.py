@@ -29,7 +29,10 @@ HOPPER_DECODE = Schedule(
     sources=(
         *(f"tlhub_attention.hopper_decode{suffix}" for suffix in ("", "_plan", "_program")),
         *hopper.HOPPER.sources,  # what is the same
-        *(f"tlhub_attention/cuda/{name}.cuh" for name in ("decode_call", "hopper_decode")),
+        *(
+            f"tlhub_attention/cuda/{name}.cuh"
+            for name in ("decode_call", "decode_units", "decode_tile", "decode_combine", "hopper_decode")
+        ),
     ),
     priority=20,
     experimental=True,

@@ -6,8 +6,8 @@ import math
 from pathlib import Path
 
 from tlhub.build.program import Branch, CudaProgram, Launch, Parameter
-from tlhub.specs import Config, Problem
 from tlhub.cuda import tensor_cores
+from tlhub.specs import Config, Problem
 from tlhub_attention import cuda_code
 from tlhub_attention.hopper_decode_plan import KEYS, Plan
 from tlhub_attention.hopper_plan import ITEM
@@ -15,6 +15,7 @@ from tlhub_attention.hopper_plan import ITEM
 _LEAST_PART, _SYMBOLIC_PART = 8, 16  # positions of a page that are copied at once
 _SLOTS = 4  # rows that a block of the kernel that adds up parts does at once
 _FOLDER = Path(__file__).parent / "cuda"
+_FILES = ("decode_call", "decode_units", "decode_tile", "decode_combine", "hopper_decode")
 
 _SERVED = f"H_kv > 0 && H % H_kv == 0 && S < {cuda_code.MOST} && S_kv < {cuda_code.MOST}"
 """The condition that there are heads, and that positions are ints. S_kv: how many keys a sequence has room for."""
@@ -28,7 +29,7 @@ def program(problem: Problem, config: Config, arch: str) -> CudaProgram:
         cuda_code.source(problem, "rows.cuh", tensor_cores.FILE, "hopper.cuh"),
         f"constexpr bool PAGED = {str(problem.option['paged']).lower()};",
         f"constexpr int PART = {_part(problem)};",
-        *((_FOLDER / name).read_text(encoding="utf-8") for name in ("decode_call.cuh", "hopper_decode.cuh")),
+        *((_FOLDER / f"{name}.cuh").read_text(encoding="utf-8") for name in _FILES),
         *(f"HOPPER_DECODE({plan.shared(*channels)}, {', '.join(map(str, plan))})\n" for plan in chosen),
     ]
     branches = (_branch(problem, plan, last=plan == chosen[-1]) for plan in chosen)

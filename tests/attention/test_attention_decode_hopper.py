@@ -81,8 +81,10 @@ def test_no_plan_keeps_more_in_registers_than_a_thread_has():
             assert queries + sums + 56 <= (255 if plan.warps == 4 else 168)
 
 
-def test_the_usual_heads_have_192_kib_on_their_way_to_an_sm():
-    assert list(map(str, plans(128, 128))) == ["16x4x6", "32x8x6", "64x8x6"]
+def test_few_rows_have_64_kib_on_their_way_to_an_sm_and_more_all_that_there_is_room_for():
+    assert list(map(str, plans(128, 128))) == ["16x4x2", "32x8x6", "64x8x6"]
+    assert [plan.stages for plan in plans(64, 64)] == [4, 12, 12]
+    assert list(map(str, plans(256, 256))) == ["16x4x2", "32x4x3"]
 
 
 def test_a_plan_is_written_as_it_is_read():
@@ -181,9 +183,9 @@ def served(driver, *shape, **named):
 def test_every_sm_has_a_block_and_parts_are_added_up_by_a_second_launch(driver):
     decode, combine = served(driver).launches()
     assert (decode["kernel"], decode["grid"], decode["block"]) == ("decode_16", [132, 1, 1], [160, 1, 1])
-    assert (combine["kernel"], combine["grid"], combine["block"]) == ("combine_16", [132, 4, 1], [128, 1, 1])
+    assert (combine["kernel"], combine["grid"], combine["block"]) == ("combine_16", [132, 1, 1], [256, 1, 1])
     assert decode["programmatic"] == combine["programmatic"] == 1
-    assert decode["shared"] == Plan(16, 4, 6).shared(128, 128) and combine["shared"] == 0
+    assert decode["shared"] == Plan(16, 4, 2).shared(128, 128) and combine["shared"] == 0
 
 
 @pytest.mark.parametrize(
