@@ -38,8 +38,10 @@ def make(kernel: Kernel, shape: Shape, dtype: str | Mapping[str, str], options: 
             argument="dtype",
             hint=", ".join(f"{n}={main}" for n in takes),
         )
-    dtypes = tuple((a.name, _dtype_of(a, given.get(a.name, main), chosen)) for a in args)
-    problem = Problem(kernel.name, kernel.revision, dims, dtypes, tuple(chosen.items()))
+    dtypes: dict[str, str] = {}
+    for arg in args:
+        dtypes[arg.name] = _dtype_of(arg, given.get(arg.name, main), chosen, dtypes)
+    problem = Problem(kernel.name, kernel.revision, dims, tuple(dtypes.items()), tuple(chosen.items()))
     reason = kernel.check(problem) if kernel.check else None
     if reason:
         raise ArgumentError(f"{kernel.name}: {reason}", hint=_contract(kernel))
@@ -347,9 +349,12 @@ def _exists(what: Arg | Dim, options: Mapping[str, Value]) -> bool:
     return all(options[name] == value for name, value in what.when.items())
 
 
-def _dtype_of(arg: Arg, main: str, options: Mapping[str, Value]) -> str:
+def _dtype_of(arg: Arg, main: str, options: Mapping[str, Value], others: Mapping[str, str]) -> str:
+    """Return the dtype of *arg*; *others*: those of the arguments before it."""
     if arg.dtype == "dtype":
         return main
+    if arg.dtype.startswith("as:"):
+        return others[arg.dtype.removeprefix("as:")]
     if arg.dtype.startswith("option:"):
         return str(options[arg.dtype.removeprefix("option:")])
     return arg.dtype

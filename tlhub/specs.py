@@ -62,7 +62,7 @@ class Arg:
     """An array argument: its dims in order, and its dtype.
 
     ``dtype``: ``"dtype"`` for the problem's own (a mapping given to ``get`` may set it for this argument
-    alone), ``"option:NAME"`` for the value of an option, else a dtype's name.
+    alone), ``"option:NAME"`` for the value of an option, ``"as:NAME"`` for the dtype of an input, else a dtype's name.
     ``when``: option values under which the argument exists with these dims; an argument whose dims depend
     on an option is declared once for each of the option's values.
     """
@@ -101,16 +101,14 @@ class Kernel:
     ``patterns``: sets of dims worth leaving symbolic, the narrowest first; a lookup tries each.
     ``check(problem)``: None, or why no such problem can exist (heads that do not divide, say).
     ``flops(values)``: of one call, from a mapping of dims to extents and options to values.
-    ``reference``, ``tolerance``, ``peers``: import paths ``package.module:function``, imported when used:
+    ``reference``, ``tolerance``, ``prepare``, ``peers``: import paths ``package.module:function``, imported when used:
     ``reference(problem, inputs, scalars) -> outputs`` in float64, ``tolerance(problem, inputs, scalars,
-    outputs) -> bounds`` element-wise and absolute, ``peer(problem, inputs, scalars) -> callable`` that runs
-    the platform's library once. Inputs are a mapping of names to NumPy arrays, outputs a tuple; a reference that asks
-    nothing but NumPy's protocols of its arrays is computed on a GPU, by CuPy, where it would take long. A peer for a
-    GPU is named after its target and the library whose arrays it takes: ``cuda:torch``.
-    ``prepare``: for inputs that no random array is fit for, an import path too (``""`` for none): ``prepare(problem,
-    inputs, scalars, rng) -> inputs`` takes what was drawn and returns, by name, those that tests and measurements take
-    in its place (lengths within an array, say); they are then converted to their dtypes. A measurement has no *rng*:
-    it is of the whole problem, each length as long as the dims allow.
+    outputs) -> bounds`` element-wise and absolute, ``prepare(problem, inputs, scalars, rng) -> some inputs`` by name,
+    those for which random ones would mean nothing (what in use the others determine, or lengths within an array) as
+    tests take them, or without an *rng* a measurement, whose lengths are the longest; ``peer(problem, inputs,
+    scalars) -> callable`` that runs the platform's library once. Inputs are a mapping of names to NumPy arrays, outputs
+    a tuple; a reference that asks nothing but NumPy's protocols of its arrays is computed on a GPU, by CuPy, where it
+    would take long. A peer for a GPU is named after its target and the library whose arrays it takes: ``cuda:torch``.
     """
 
     name: str
@@ -126,8 +124,8 @@ class Kernel:
     scalars: tuple[Scalar, ...] = ()
     patterns: tuple[tuple[str, ...], ...] = ()
     check: Callable[[Problem], str | None] | None = None
-    peers: Mapping[str, str] = field(default_factory=dict)
     prepare: str = ""
+    peers: Mapping[str, str] = field(default_factory=dict)
     doc: str = ""
 
 

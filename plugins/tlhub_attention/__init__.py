@@ -6,11 +6,13 @@ from collections.abc import Iterable
 
 from tlhub.hooks import hookimpl
 from tlhub.specs import Kernel, Schedule
+from tlhub_attention.backward_contract import ATTENTION_BWD
 from tlhub_attention.contract import ATTENTION
-from tlhub_attention.cpu import FLASH
+from tlhub_attention.cpu import FLASH, FLASH_BWD, FLASH_DECODE, FLASH_VARLEN
 from tlhub_attention.decode_contract import DECODE
 from tlhub_attention.hopper import HOPPER
 from tlhub_attention.hopper_decode import HOPPER_DECODE
+from tlhub_attention.varlen_backward_contract import VARLEN_BWD
 from tlhub_attention.varlen_contract import VARLEN
 
 TLHUB_API = 1
@@ -18,9 +20,9 @@ TLHUB_API = 1
 
 @hookimpl
 def tlhub_kernels() -> Iterable[Kernel]:
-    return [ATTENTION, DECODE, VARLEN]
+    return [ATTENTION, ATTENTION_BWD, DECODE, VARLEN, VARLEN_BWD]
 
 
 @hookimpl
 def tlhub_schedules() -> Iterable[Schedule]:
-    return [FLASH, HOPPER, HOPPER_DECODE]
+    return [FLASH, FLASH_BWD, FLASH_DECODE, FLASH_VARLEN, HOPPER, HOPPER_DECODE]

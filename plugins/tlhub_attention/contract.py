@@ -12,7 +12,7 @@ A query that sees no key gives 0, and an lse of -inf. ``lse`` is the natural log
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from tlhub.specs import Arg, Dim, Kernel, Option, Problem, Scalar
 
@@ -20,15 +20,38 @@ FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 DTYPES = ("float64", "float32", "float16", "bfloat16", *FLOAT8)
 
 
-def check(problem: Problem) -> str | None:
-    """Return why no such attention can exist, or None."""
+DIMS = (
+    Dim("B", doc="batch"),
+    Dim("S", doc="queries"),
+    Dim("H", doc="query heads"),
+    Dim("D", doc="channels of q and k"),
+    Dim("H_kv", default="H", doc="heads of k and v; divides H"),
+    Dim("S_kv", default="S", doc="keys"),
+    Dim("D_v", default="D", doc="channels of v and o"),
+)
+PATTERNS = (("S", "S_kv"), ("B", "S", "S_kv"), tuple(d.name for d in DIMS))
+QKV = (
+    Arg("q", ("B", "S", "H", "D")),
+    Arg("k", ("B", "S_kv", "H_kv", "D")),
+    Arg("v", ("B", "S_kv", "H_kv", "D_v")),
+)
+CAUSAL = Option("causal", (False, True), False, "hide the keys after a query, aligned at the end")
+SCALARS = (
+    Scalar("scale", default="1/sqrt(D)", doc="factor of the logits"),
+    Scalar("window", kind="int", default=0, doc="keys that a query sees, itself counted; 0: all"),
+    Scalar("softcap", default=0.0, doc="bound of the logits; 0: none"),
+)
+
+
+def check(problem: Problem, inputs: Sequence[str] = "qkv") -> str | None:
+    """Return why no such attention can exist, or None. *inputs*: those that have the problem's dtype."""
     dims, dtypes = problem.dim, dict(problem.dtypes)
     heads, kv_heads = dims["H"], dims["H_kv"]
     if isinstance(heads, int) and isinstance(kv_heads, int) and (heads % kv_heads if kv_heads else heads):
         return f"H={heads} query heads cannot share H_kv={kv_heads} key heads evenly; H_kv must divide H"
-    inputs = [f"{n} is {dtypes[n]}" for n in "qkv"]
-    if "float64" in [dtypes[n] for n in "qkv"] and len({dtypes[n] for n in "qkv"}) > 1:
-        return f"{', '.join(inputs)}; float64 does not mix with other types"
+    kinds = {dtypes[n] for n in inputs}
+    if "float64" in kinds and len(kinds) > 1:
+        return f"{', '.join(f'{n} is {dtypes[n]}' for n in inputs)}; float64 does not mix with other types"
     return None
 
 
@@ -45,27 +68,15 @@ ATTENTION = Kernel(
     name="attention",
     revision=1,
     doc="o = softmax(scale q k^T, masked) v, by heads; grouped and multi-query heads by H_kv",
-    dims=(
-        Dim("B", doc="batch"),
-        Dim("S", doc="queries"),
-        Dim("H", doc="query heads"),
-        Dim("D", doc="channels of q and k"),
-        Dim("H_kv", default="H", doc="heads of k and v; divides H"),
-        Dim("S_kv", default="S", doc="keys"),
-        Dim("D_v", default="D", doc="channels of v and o"),
-    ),
-    inputs=(
-        Arg("q", ("B", "S", "H", "D")),
-        Arg("k", ("B", "S_kv", "H_kv", "D")),
-        Arg("v", ("B", "S_kv", "H_kv", "D_v")),
-    ),
+    dims=DIMS,
+    inputs=QKV,
     outputs=(
         Arg("o", ("B", "S", "H", "D_v"), dtype="option:out_dtype"),
         Arg("lse", ("B", "H", "S"), dtype="float32", when={"lse": True}, doc="log of the sum of exp(logits)"),
     ),
     dtypes=DTYPES,
     options=(
-        Option("causal", (False, True), False, "hide the keys after a query, aligned at the end"),
+        CAUSAL,
         Option("lse", (False, True), False, "return lse as well"),
         Option(
             "out_dtype",
@@ -74,18 +85,14 @@ ATTENTION = Kernel(
             "the type of o",
         ),
     ),
-    scalars=(
-        Scalar("scale", default="1/sqrt(D)", doc="factor of the logits"),
-        Scalar("window", kind="int", default=0, doc="keys that a query sees, itself counted; 0: all"),
-        Scalar("softcap", default=0.0, doc="bound of the logits; 0: none"),
-    ),
-    patterns=(("S", "S_kv"), ("B", "S", "S_kv"), ("B", "S", "H", "D", "H_kv", "S_kv", "D_v")),
+    scalars=SCALARS,
+    patterns=PATTERNS,
     check=check,
     flops=flops,
     reference="tlhub_attention.reference:reference",
     tolerance="tlhub_attention.reference:tolerance",
     peers={
-        "torch": "tlhub_attention.reference:torch_attention",
-        "cuda:torch": "tlhub_attention.reference:torch_gpu_attention",
+        "torch": "tlhub_attention.peers:torch_attention",
+        "cuda:torch": "tlhub_attention.peers:torch_gpu_attention",
     },
 )

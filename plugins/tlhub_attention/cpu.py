@@ -1,11 +1,14 @@
-"""The CPU schedule of attention: what it serves, and its tiles by arch."""
+"""The CPU schedules of attention, in all its forms: what they serve, and their tiles by arch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tlhub.specs import Config, DeviceFacts, Problem, Schedule
 from tlhub_attention.contract import FLOAT8
+from tlhub_attention.decode_contract import DECODE
+from tlhub_attention.varlen_contract import VARLEN
 
 # lanes: float32 numbers of a vector; a register tile is ``tile`` keys or channels by ``vectors`` vectors, in 16
 # registers, or 32 with AVX-512 and on Arm. block_q: query rows of a task; block_k: keys packed at a time.
@@ -28,6 +31,8 @@ def configs(problem: Problem, facts: DeviceFacts) -> Sequence[Config]:
     return (_TILES[facts.vectors],)
 
 
+_SHARED = tuple(f"tlhub_attention.cpu_{m}" for m in ("blocks", "entry", "ir", "math", "tiles"))
+
 FLASH = Schedule(
     name="cpu_flash",
     kernel="attention",
@@ -39,6 +44,39 @@ FLASH = Schedule(
     supports=supports,
     configs=configs,
     symbolic=("B", "S", "H", "D", "H_kv", "S_kv", "D_v"),
-    sources=tuple(f"tlhub_attention.cpu_{m}" for m in ("program", "blocks", "ir", "math", "tiles")),
+    sources=("tlhub_attention.cpu_program", *_SHARED),
     doc="online softmax over packed blocks of keys, queries in the lanes of vectors; scratch does not grow with S_kv",
+)
+
+FLASH_BWD = Schedule(
+    name="cpu_flash_bwd",
+    kernel="attention_bwd",
+    kernel_revision=1,
+    revision=1,
+    targets=("cpu",),
+    toolchain="tvm",
+    program="tlhub_attention.cpu_backward:program",
+    configs=configs,
+    symbolic=FLASH.symbolic,
+    sources=(*(f"tlhub_attention.cpu_{m}" for m in ("backward", "backward_task", "gradients")), *_SHARED),
+    doc="a pass for dq and one for dk and dv, over packed blocks; the same bits whatever the number of threads",
+)
+
+FLASH_DECODE = replace(
+    FLASH,
+    name="cpu_decode",
+    kernel="attention_decode",
+    program="tlhub_attention.cpu_sequences:decode",
+    symbolic=tuple(d.name for d in DECODE.dims),
+    sources=("tlhub_attention.cpu_sequences", *FLASH.sources),
+    doc="as cpu_flash: a task takes the queries of a sequence that share a head of keys, and reads lengths and pages",
+)
+
+FLASH_VARLEN = replace(
+    FLASH_DECODE,
+    name="cpu_varlen",
+    kernel="attention_varlen",
+    program="tlhub_attention.cpu_sequences:varlen",
+    symbolic=tuple(d.name for d in VARLEN.dims),
+    doc="as cpu_flash: a task takes a block of queries of one sequence",
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tvm import tirx
 from tvm.tirx.script.builder import ir as T
@@ -18,6 +19,37 @@ from tlhub_attention.cpu_math import Vector
 from tlhub_attention.cpu_tiles import Tiles
 
 _ROWS_AHEAD = 8
+
+
+class Packing(NamedTuple):
+    """What packs rows of an array of one dtype: by tiles where items lie side by side, the rest one by one."""
+
+    by_tiles: Function
+    by_items: Function
+    tile: int
+
+    @property
+    def functions(self) -> tuple[Function, Function]:
+        return self.by_tiles, self.by_items
+
+    def __call__(
+        self,
+        source: Expr,
+        target: Expr,
+        at: Expr,
+        rows: Expr,
+        width: Expr,
+        strides: tuple[Expr, Expr],
+        places: tuple[Expr, Expr],
+    ) -> None:
+        """Pack the *width* items of each row; row j's tile c goes to j * places[0] + c * places[1]."""
+        tile = i64(self.tile)
+        tiles = bind(tirx.Select(strides[1] == i64(1), tirx.truncdiv(width, tile), i64(0)), "whole")
+        with when(tiles > i64(0)):
+            self.by_tiles(source, target, at, rows, *strides, *places, i64(0), tiles)
+        rest = bind(tiles * tile, "rest")
+        with when(rest < width):
+            self.by_items(source, target, at, rows, *strides, *places, rest, width - rest)
 
 
 @dataclass(frozen=True)
@@ -47,56 +79,81 @@ class Blocks:
     def narrow(self) -> Vector:
         return Vector(self.acc, self.tiles.tile)
 
-    def _read(self, name: str, memory: Memory, at: Expr, vector: Vector) -> Expr:
+    def read(self, name: str, memory: Memory, at: Expr, vector: Vector) -> Expr:
         return vector.widen(vector.load(memory, at), self.dtypes[name], self.native_half)
 
     def start(self) -> Function:
-        """Find which keys each row of a block sees, and clear its sums. Lanes past the last row repeat it."""
+        """Clear the sums of a block of rows."""
 
-        def body(
-            peak: Memory, total: Memory, low: Memory, high: Memory, frame: Memory, row0: Expr, count: Expr
-        ) -> None:
-            f, zero = Frame(self.names, frame), i64(0)
-            group, keys, shift, window = f["group"], f["S_kv"], f["shift"], f["window"]
+        def body(peak: Memory, total: Memory, count: Expr) -> None:
             with loop(0, self._padded(count)) as i:
-                row = bind(row0 + tirx.min(i, count - i64(1)), "row")
-                end = bind(tirx.truncdiv(row, group) + shift, "end")
-                seen = tirx.min(keys, tirx.max(zero, end))
-                since = tirx.min(keys, tirx.max(zero, end - window))
-                high[i] = tirx.Cast("int32", seen if self.causal else tirx.Select(window > zero, seen, keys))
-                low[i] = tirx.Cast("int32", tirx.Select(window > zero, since, zero))
                 peak[i] = self.scalar.number(0.0) - self.scalar.infinity()
                 total[i] = self.scalar.number(0.0)
 
-        arrays = [("peak", f"*{self.acc}"), ("total", f"*{self.acc}"), ("low", "*int32"), ("high", "*int32")]
-        return Function("attention_start", [*arrays, ("frame", "*int64"), ("row0", "int64"), ("count", "int64")], body)
+        return Function(
+            "attention_start", [("peak", f"*{self.acc}"), ("total", f"*{self.acc}"), ("count", "int64")], body
+        )
+
+    def limits(self, keys: bool) -> Function:
+        """Find which keys, *low* to before *high*, each row of a block sees. Lanes past the last row repeat it.
+
+        *keys*: the block is one of keys, and found is which queries see each.
+        """
+
+        def body(low: Memory, high: Memory, frame: Memory, row0: Expr, count: Expr) -> None:
+            f, zero = Frame(self.names, frame), i64(0)
+            group, shift, window = f["group"], f["shift"], f["window"]
+            most = f["S"] if keys else f["S_kv"]
+            with loop(0, self._padded(count)) as i:
+                row = bind(row0 + tirx.min(i, count - i64(1)), "row")
+                if keys:  # query s sees the keys before s + shift, and with a window those from s + shift - window on
+                    start = bind(row + i64(1) - shift, "start")
+                    end = start + tirx.min(window, f["S"] + f["S_kv"])
+                else:
+                    end = bind(tirx.truncdiv(row, group) + shift, "end")
+                    start = end - window
+                start, end = (tirx.min(most, tirx.max(zero, x)) for x in (start, end))
+                # the end that the window alone sets, and the one that a causal mask sets as well
+                if not keys or not self.causal:
+                    start = tirx.Select(window > zero, start, zero)
+                if keys or not self.causal:
+                    end = tirx.Select(window > zero, end, most)
+                low[i], high[i] = tirx.Cast("int32", start), tirx.Cast("int32", end)
+
+        arrays = [("low", "*int32"), ("high", "*int32"), ("frame", "*int64")]
+        name = "attention_limits_of_keys" if keys else "attention_limits"
+        return Function(name, [*arrays, ("row0", "int64"), ("count", "int64")], body)
 
     def _padded(self, count: Expr) -> Expr:
         width = i64(self.tiles.panel)
         return positive(ceil_div(count, width) * width)
 
-    def pack_queries(self) -> Function:
-        """Pack a block of query rows from the item *first* into panels, times *factor*."""
+    def pack_lanes(self, name: str) -> Function:
+        """Pack a block of rows from the item *first* into panels, times *factor*.
 
-        def body(
-            source: Memory, packed: Memory, frame: Memory, factor: Expr, first: Expr, row0: Expr, count: Expr
-        ) -> None:
-            f, width = Frame(self.names, frame), i64(self.tiles.panel)
-            group, stride_s, stride_h, stride_d = f["group"], f["q_S"], f["q_H"], f["q_D"]
-            d = positive(f["D"])
+        Row r is item r // group along *stride_s* and r % group along *stride_h*; it has *width* items.
+        """
+
+        def body(source: Memory, packed: Memory, factor: Expr, first: Expr, *numbers: Expr) -> None:
+            row0, count, group, stride_s, stride_h, stride_d, items = numbers
+            width, d = i64(self.tiles.panel), positive(items)
             with loop(0, self._padded(count)) as i:
                 row = bind(row0 + tirx.min(i, count - i64(1)), "row")
-                s = bind(tirx.truncdiv(row, group), "s")
-                at = bind(first + s * stride_s + (row - s * group) * stride_h, "at")
+                at = self._place(first, row, group, stride_s, stride_h)
                 panel = bind(tirx.truncdiv(i, width), "panel")
                 target = bind(panel * d * width + (i - panel * width), "target")
                 with loop(0, d, "c") as c:
                     source.prefetch(at + c * stride_d)
-                    packed[target + c * width] = self._read("q", source, at + c * stride_d, self.scalar) * factor
+                    packed[target + c * width] = self.read(name, source, at + c * stride_d, self.scalar) * factor
 
-        arrays = [("q", f"*{self.storage('q')}"), ("packed", f"*{self.acc}"), ("frame", "*int64")]
-        numbers = [("factor", self.acc), *[(n, "int64") for n in ("first", "row0", "count")]]
-        return Function("attention_pack_queries", [*arrays, *numbers], body)
+        arrays = [(name, f"*{self.storage(name)}"), ("packed", f"*{self.acc}"), ("factor", self.acc)]
+        numbers = ("first", "row0", "count", "group", "stride_s", "stride_h", "stride_d", "width")
+        return Function(f"attention_pack_lanes_{name}", [*arrays, *[(n, "int64") for n in numbers]], body)
+
+    @staticmethod
+    def _place(first: Expr, row: Expr, group: Expr, stride_s: Expr, stride_h: Expr) -> Expr:
+        s = bind(tirx.truncdiv(row, group), "s")
+        return bind(first + s * stride_s + (row - s * group) * stride_h, "at")
 
     def pack(self, name: str, vectors: bool) -> Function:
         """Copy *count* tiles, or single items, of each of *keys* rows of k or v, from the item *first*.
@@ -125,19 +182,22 @@ class Blocks:
                 with loop(0, columns, "c") as c:
                     if vectors:
                         source.prefetch(at + c * tile + ahead)
-                        x = self._read(name, source, at + c * tile, vector)
+                        x = self.read(name, source, at + c * tile, vector)
                         vector.store(packed, j * row + c * column, x)
                     else:
                         d = bind(start + c, "d")
                         source.prefetch(at + d * stride_d)
                         t = bind(tirx.truncdiv(d, tile), "t")
-                        x = self._read(name, source, at + d * stride_d, vector)
+                        x = self.read(name, source, at + d * stride_d, vector)
                         packed[j * row + t * column + (d - t * tile)] = x
 
         arrays = [(name, f"*{self.storage(name)}"), ("packed", f"*{self.acc}")]
         numbers = ("first", "keys", "stride_s", "stride_d", "row", "column", "start", "count")
         kind = "tiles" if vectors else "items"
         return Function(f"attention_pack_{name}_{kind}", [*arrays, *[(n, "int64") for n in numbers]], body)
+
+    def packing(self, name: str) -> Packing:
+        return Packing(self.pack(name, vectors=True), self.pack(name, vectors=False), self.tiles.tile)
 
     def inspect(self) -> Function:
         """Set *flag* to 1 if a packed value is NaN or infinite, else 0."""
@@ -161,36 +221,24 @@ class Blocks:
         arrays = [("packed", f"*{self.acc}"), ("flag", "*int32")]
         return Function("attention_inspect", [*arrays, ("tiles", "int64"), ("keys", "int64")], body)
 
-    def finish(self) -> Function:
-        """Divide by the totals and write a block of o; a row that saw no key is 0."""
+    def scatter(self, name: str) -> Function:
+        """Write a block of rows, which lie in panels of (channels, lanes), times *factor*; rows as ``pack_lanes``."""
 
-        def body(
-            out: Memory, total: Memory, target: Memory, frame: Memory, first: Expr, row0: Expr, count: Expr
-        ) -> None:
-            f, width, v = Frame(self.names, frame), i64(self.tiles.panel), self.tiles.vector
-            d, vectors = positive(f["D_v"]), positive(f["vectors"])
-            group, channels = f["group"], f["channels"]
-            stride_s, stride_h, stride_d = f["o_S"], f["o_H"], f["o_D_v"]
-            zero = v.number(0.0)
-            with loop(0, positive(ceil_div(count, width)), "panel") as panel, loop(0, vectors, "n") as n:
-                sums = bind(v.load(total, panel * width + n * i64(v.lanes)), "sums")
-                with loop(0, d, "c") as c:
-                    at = bind((panel * channels + c) * width + n * i64(v.lanes), "at")
-                    v.store(out, at, tirx.Select(sums == zero, zero, v.load(out, at) / sums))
+        def body(out: Memory, target: Memory, factor: Expr, first: Expr, *numbers: Expr) -> None:
+            row0, count, group, stride_s, stride_h, stride_d, items, channels = numbers
+            width, d = i64(self.tiles.panel), positive(items)
             with loop(0, positive(count)) as i:
-                row = bind(row0 + i, "row")
-                s = bind(tirx.truncdiv(row, group), "s")
-                at = bind(first + s * stride_s + (row - s * group) * stride_h, "at")
+                at = self._place(first, bind(row0 + i, "row"), group, stride_s, stride_h)
                 panel = bind(tirx.truncdiv(i, width), "panel")
                 base = bind(panel * channels * width + (i - panel * width), "base")
                 with loop(0, d, "c") as c:
                     out.prefetch(base + c * width)
-                    x = self.scalar.narrow(self.scalar.keep(out[base + c * width]), self.dtypes["o"], self.native_half)
-                    target[at + c * stride_d] = x
+                    x = self.scalar.keep(out[base + c * width] * factor)
+                    target[at + c * stride_d] = self.scalar.narrow(x, self.dtypes[name], self.native_half)
 
-        acc = f"*{self.acc}"
-        arrays = [("out", acc), ("total", acc), ("o", f"*{self.storage('o')}"), ("frame", "*int64")]
-        return Function("attention_finish", [*arrays, *[(n, "int64") for n in ("first", "row0", "count")]], body)
+        arrays = [("out", f"*{self.acc}"), (name, f"*{self.storage(name)}"), ("factor", self.acc)]
+        numbers = ("first", "row0", "count", "group", "stride_s", "stride_h", "stride_d", "width", "channels")
+        return Function(f"attention_scatter_{name}", [*arrays, *[(n, "int64") for n in numbers]], body)
 
     def finish_lse(self) -> Function:
         """Write a block of lse: the natural log of the sum of exp(logits), -inf where no key was seen."""

@@ -10,6 +10,8 @@ from tvm.tirx.script.builder import ir as T
 
 from tlhub_attention.cpu_ir import Expr, registers
 
+LOG2E = 1.4426950408889634
+
 # 2**f on [-0.5, 0.5] with p(0) = 1 exactly, and tanh(y) = y + y**3 q(y**2) on [0, 0.625]: fitted for the least
 # relative error (Lawson's iteration): 0.8 and 0.04 ulp of float32 before rounding.
 _EXP2_FLOAT32 = (

@@ -18,15 +18,17 @@ The algorithm is the online softmax of Milakov and Gimelshein (2018), in blocks 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar
 
 from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as T
 
-from tlhub.specs import DTYPES, Problem
+from tlhub.specs import Problem
 from tlhub_attention.cpu_blocks import Blocks
+from tlhub_attention.cpu_entry import AXES, Entry, block_rows, deal, declare, lay_out, parts, stride_names
 from tlhub_attention.cpu_ir import (
     Expr,
     Frame,
@@ -38,24 +40,26 @@ from tlhub_attention.cpu_ir import (
     i64,
     loop,
     module,
-    pointer,
     when,
     workspace,
 )
 from tlhub_attention.cpu_math import Vector
 from tlhub_attention.cpu_tiles import Tiles
 
-_AXES = {"q": "B S H D", "k": "B S_kv H_kv D", "v": "B S_kv H_kv D_v", "o": "B S H D_v", "lse": "B H S"}
 _NUMBERS = "group rows shift block_rows blocks channels window capped vectors padded".split()
 _PARTS = "packed out keys values weights peak total correction low high flag".split()
-_UNEVEN = "attention: argument 'k': expected heads (H_kv) that divide those of q (H), got others"
-_LOG2E = 1.4426950408889634
-_MANY_TASKS = 32
-"""From so many tasks on, blocks of queries are whole: fewer are cut in four, so that every core gets some."""
 
 
 def program(problem: Problem, config: Mapping[str, Any], arch: str) -> Any:
     """Return the module of *problem*, whose entry takes (q, k, v, o[, lse], scale, window, softcap).
+
+    *config*: that of ``build``.
+    """
+    return build(Attention, problem, config, arch)
+
+
+def build(kind: type[Attention], problem: Problem, config: Mapping[str, Any], arch: str) -> Any:
+    """Return the module of *problem*, a program of that *kind*.
 
     *config*: ``lanes`` of a float32 vector, ``vectors`` and ``tile`` of a register tile, ``block_q`` query
     rows (a multiple of a panel) and ``block_k`` keys (a multiple of the tile) of a block.
@@ -65,144 +69,109 @@ def program(problem: Problem, config: Mapping[str, Any], arch: str) -> Any:
     lanes = int(config["lanes"]) // (2 if acc == "float64" else 1)
     block_k = int(config["block_k"])
     tiles = Tiles(Vector(acc, lanes), int(config["vectors"]), int(config["tile"]), block_k)
-    arrays = [n for n in _AXES if n in dtypes]
-    strides = [f"{n}_{axis}" for n in arrays for axis in _AXES[n].split()]
-    names = [*[name for name, _ in problem.dims], *_NUMBERS, *strides, *_PARTS, "scratch"]
+    dims, strides = [kind.roles.get(name, name) for name, _ in problem.dims], stride_names(list(dtypes), kind.axes)
+    names = [*dims, *_NUMBERS, *kind.numbers, *strides, *_PARTS, "scratch"]
     blocks = Blocks(tiles, dtypes, names, arch != "cpu:x86-64-v2", bool(problem.option["causal"]))
-    return _Attention(problem, blocks, arrays, int(config["block_q"])).build()
+    return kind(problem, blocks, int(config["block_q"])).build()
 
 
-class _Attention:
-    """The entry, and the function of a task: a block of query rows against the keys of one head."""
+class Attention:
+    """The entry, and the function of a task: a block of query rows against the keys of one head.
 
-    def __init__(self, problem: Problem, blocks: Blocks, arrays: list[str], block_q: int) -> None:
-        self.problem, self.blocks, self.tiles, self.arrays = problem, blocks, blocks.tiles, arrays
+    ``axes`` and ``roles`` are those of ``declare``; ``numbers`` are more names of the frame.
+    """
+
+    axes: ClassVar[Mapping[str, str]] = AXES
+    roles: ClassVar[Mapping[str, str]] = {}
+    numbers: ClassVar[Sequence[str]] = ()
+
+    def __init__(self, problem: Problem, blocks: Blocks, block_q: int) -> None:
+        self.problem, self.blocks, self.tiles, self.arrays = problem, blocks, blocks.tiles, list(blocks.dtypes)
         self.block_q, self.acc = block_q, blocks.acc
 
     def build(self) -> Any:
         """Return the module. The private functions are attributes, by the names of what makes them."""
         b, t = self.blocks, self.tiles
-        self.start, self.pack_queries, self.finish, self.inspect = b.start(), b.pack_queries(), b.finish(), b.inspect()
-        self.pack = {"k": (b.pack("k", vectors=True), b.pack("k", vectors=False))}
+        self.start, self.limits, self.inspect = b.start(), b.limits(keys=False), b.inspect()
+        self.pack_queries, self.divide, self.scatter = b.pack_lanes("q"), t.divide(), b.scatter("o")
         alike = b.dtypes["k"] == b.dtypes["v"]
-        self.pack["v"] = self.pack["k"] if alike else (b.pack("v", vectors=True), b.pack("v", vectors=False))
+        self.pack = {"k": b.packing("k")}
+        self.pack["v"] = self.pack["k"] if alike else b.packing("v")
         self.clear, self.cap, self.mask, self.softmax = t.clear(), t.cap(), t.mask(), t.softmax()
         self.scores, self.scores_narrow = t.scores(narrow=False), t.scores(narrow=True)
         self.accumulate, self.accumulate_narrow = t.accumulate(narrow=False), t.accumulate(narrow=True)
         self.accumulate_seen = t.accumulate_seen()
-        functions = [self.start, self.pack_queries, self.finish, self.inspect, *self.pack["k"]]
+        functions = [self.start, self.limits, self.inspect, self.pack_queries, self.divide, self.scatter]
+        functions += [f for name in ("k", *(() if alike else ("v",))) for f in self.pack[name].functions]
         functions += [self.clear, self.cap, self.mask, self.softmax, self.scores, self.scores_narrow]
-        functions += [self.accumulate, self.accumulate_narrow, self.accumulate_seen, *(() if alike else self.pack["v"])]
+        functions += [self.accumulate, self.accumulate_narrow, self.accumulate_seen]
         if "lse" in self.arrays:
             self.finish_lse = b.finish_lse()
             functions.append(self.finish_lse)
         pointers = [(n, f"*{b.storage(n)}") for n in self.arrays]
         numbers = [(n, "int64") for n in ("b", "h_kv", "row0", "count")]
-        task = Function(
-            "attention_task",
-            [
-                *pointers,
-                ("frame", "*int64"),
-                ("scratch", f"*{self.acc}"),
-                ("factor", self.acc),
-                ("cap", self.acc),
-                *numbers,
-            ],
-            self._task,
-        )
+        shared = [("frame", "*int64"), ("scratch", f"*{self.acc}"), ("factor", self.acc), ("cap", self.acc)]
+        params = [*pointers, *shared, *numbers]
+        self.task = Function("attention_task", params, self._task)
+        functions += [self.task, *self._around(params)]
         with IRBuilder() as builder:
             with T.prim_func():
-                T.func_name("attention")
-                self._entry(task)
+                T.func_name(self.problem.kernel)
+                self._entry(functions[-1])
             entry = builder.get()
-        return module("attention", entry, [*functions, task])
+        return module(self.problem.kernel, entry, functions)
+
+    def _around(self, params: Sequence[tuple[str, str]]) -> list[Function]:
+        """Return functions of a kind's own; the entry calls the last of all in place of ``task``, with *params*."""
+        return []
 
     # -- the entry -------------------------------------------------------------------------------------
 
     def _entry(self, task: Function) -> None:
         """Declare the parameters, fill the frame, and deal out the tasks."""
-        symbols: dict[str, Any] = {}
-        dims = {
-            name: i64(extent) if isinstance(extent, int) else symbols.setdefault(extent, tirx.Var(name, "int64"))
-            for name, extent in self.problem.dims
-        }
-        handles = {n: T.arg(n, T.handle()) for n in self.arrays}
-        scale, window, softcap = (
-            T.arg(n, kind()) for n, kind in (("scale", T.float64), ("window", T.int64), ("softcap", T.float64))
-        )
-        # any strides; aligned to the items and no more
-        strides = {n: [tirx.Var(f"{n}_stride_{a}", "int64") for a in _AXES[n].split()] for n in self.arrays}
-        buffers = {
-            n: T.match_buffer(
-                handles[n],
-                [dims[axis] for axis in _AXES[n].split()],
-                self.blocks.storage(n),
-                strides=strides[n],
-                align=DTYPES[self.blocks.dtypes[n]][1] // 8,
-                offset_factor=1,
-            )
-            for n in self.arrays
-        }
-        # the host shim knows shapes, and not that one extent divides another
-        heads = dims["H_kv"]
-        shared = tirx.And(heads > i64(0), tirx.truncmod(dims["H"], tirx.max(heads, i64(1))) == i64(0))
-        with T.Assert(shared, _UNEVEN, "ValueError"):
-            pass
-        frame = Frame.new(self.blocks.names)
-        for name, extent in dims.items():
-            frame.put(name, extent)
-        for n in self.arrays:
-            for axis, stride in zip(_AXES[n].split(), strides[n], strict=True):
-                frame.put(f"{n}_{axis}", stride)
-        double = Vector("float64", 1)
-        uncapped = bind(softcap == double.number(0.0), "uncapped")
-        frame.put("window", window)
-        # read from memory, the number is news to LLVM, which would copy every loop of so few turns
-        frame.put("vectors", i64(self.tiles.vectors))
-        frame.put("capped", tirx.Select(uncapped, i64(0), i64(1)))
+        entry = self._declare()
+        frame, dims = entry.frame, entry.dims
         tasks = self._sizes(frame, dims)
-        # logits leave the first product in base 2, or, with a cap, as the argument of tanh
-        factor = tirx.Select(uncapped, scale * double.number(_LOG2E), scale / softcap)
-        factor, cap = (bind(tirx.Cast(self.acc, x)) for x in (factor, softcap * double.number(_LOG2E)))
-        pointers = [b.data for b in buffers.values()]
         with loop(0, tasks, "task", T.parallel) as i:
-            blocks = frame["blocks"]
-            head = bind(tirx.truncdiv(i, blocks), "head")
-            turn = bind(i - head * blocks, "turn")
-            # early and late blocks alternate: under a causal mask contiguous runs of tasks are then equal work
-            half = bind(tirx.truncdiv(turn, i64(2)))
-            block = tirx.Select(turn - half * i64(2) == i64(1), blocks - i64(1) - half, half)
+            head, row0, count = deal(i, frame["blocks"], frame["block_rows"], frame["rows"])
             b = bind(tirx.truncdiv(head, dims["H_kv"]), "b")
-            row0 = bind(block * frame["block_rows"], "row0")
-            count = bind(tirx.min(frame["block_rows"], frame["rows"] - row0), "count")
             with workspace(frame["scratch"], self.acc) as scratch:
-                task(*pointers, frame.address, scratch, factor, cap, b, head - b * dims["H_kv"], row0, count)
+                numbers = (b, head - b * dims["H_kv"], row0, count)
+                task(*entry.pointers, frame.address, scratch, entry.factor, entry.cap, *numbers)
+
+    def _declare(self) -> Entry:
+        """Declare the parameters, and refuse the call where arrays hold what they may not."""
+        return declare(self.problem, self.arrays, self.blocks, self.axes, self.roles)
 
     def _sizes(self, frame: Frame, dims: Mapping[str, Expr]) -> Expr:
         """Put what all tasks share into the frame: rows, blocks, parts of the scratch. Return the number of tasks."""
         panel = self.tiles.panel
-        group = frame.put("group", tirx.truncdiv(dims["H"], tirx.max(dims["H_kv"], i64(1))))
-        rows = frame.put("rows", group * dims["S"])
-        heads = bind(dims["B"] * dims["H_kv"], "heads")
-        part = -(-self.block_q // 4 // panel) * panel
-        many = heads * ceil_div(rows, self.block_q) >= i64(_MANY_TASKS)
-        block_rows = frame.put("block_rows", tirx.Select(many, i64(self.block_q), i64(part)))
-        blocks = frame.put("blocks", ceil_div(rows, block_rows))
+        rows = frame.put("rows", frame["group"] * dims["S"])
+        heads = bind(dims.get("B", i64(1)) * dims["H_kv"], "heads")
+        each = frame.put("block_rows", block_rows(heads, rows, self.block_q, panel))
+        blocks = frame.put("blocks", self._blocks(frame, rows, each))
         channels = frame.put("channels", ceil_div(dims["D_v"], self.tiles.tile) * i64(self.tiles.tile))
-        frame.put("shift", dims["S_kv"] - dims["S"] + i64(1))
-        rows = frame.put("padded", ceil_div(tirx.min(block_rows, rows), panel) * i64(panel))
+        rows = frame.put("padded", ceil_div(tirx.min(each, rows), panel) * i64(panel))
         slack = self.tiles.block + self.tiles.tile  # narrow tiles are twice as high
         size = {"packed": rows * dims["D"], "out": rows * channels, "weights": slack * panel}
         size |= {"keys": i64(slack) * dims["D"], "values": i64(self.tiles.block) * channels}
         size |= {"correction": panel, "flag": 1}
-        end = i64(0)
-        for name in _PARTS:
-            at = frame.put(name, end)
-            end = at + ceil_div(i64(size.get(name, rows)), 16) * i64(16)  # whole cache lines
-        frame.put("scratch", end)
+        lay_out(frame, {name: size.get(name, rows) for name in _PARTS})
         return bind(heads * blocks, "tasks")
 
+    def _blocks(self, frame: Frame, rows: Expr, each: Expr) -> Expr:
+        """Return how many blocks of *each* query rows there are for one head of keys, which has *rows*."""
+        return ceil_div(rows, each)
+
     # -- a task ----------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _runs(
+        self, arrays: Mapping[str, Memory], f: Frame, b: Expr, key0: Expr, keys: Expr
+    ) -> Iterator[tuple[Expr, Expr, dict[str, Expr]]]:
+        """Go through *keys* keys from *key0* in runs of one stride: of a run, its first key counted from *key0*, how
+        many they are, and where it begins in k and v."""
+        yield i64(0), keys, {n: key0 * f[f"{n}_S_kv"] for n in "kv"}
 
     def _task(self, *args: Any) -> None:
         """Take a block of rows through all keys that one of them sees. *args*: arrays, then as ``build`` lists them."""
@@ -210,18 +179,17 @@ class _Attention:
         frame, scratch, factor, cap, b, h_kv, row0, count = args[len(self.arrays) :]
         f = Frame(self.blocks.names, frame)
         address = frame.buffer.data
-        row_of = {n: b * f[f"{n}_B"] + h_kv * f["group"] * f[f"{n}_H"] for n in self.arrays if n not in "kv"}
-        m = {}
-        for name in _PARTS:
-            kind = "int32" if name in ("low", "high", "flag") else self.acc
-            m[name] = Memory(name, pointer("address_of", kind, scratch[f[name]]), kind)
+        row_of = {n: b * f[f"{n}_B"] + h_kv * f["group"] * f[f"{n}_H"] for n in ("q", "o", "lse") if n in arrays}
+        m = parts(f, _PARTS, scratch, ("low", "high", "flag"))
         p = {name: memory.buffer.data for name, memory in m.items()}
         q, k, v, o = (arrays[n].buffer.data for n in "qkvo")
         d, d_v, channels, block = f["D"], f["D_v"], f["channels"], i64(self.tiles.block)
         lanes, tile = i64(self.tiles.vector.lanes), i64(self.tiles.tile)
-        self.start(p["peak"], p["total"], p["low"], p["high"], address, row0, count)
+        self.start(p["peak"], p["total"], count)
+        self.limits(p["low"], p["high"], address, row0, count)
         with when(d > i64(0)):
-            self.pack_queries(q, p["packed"], address, factor, row_of["q"], row0, count)
+            rows = (row_of["q"], row0, count, f["group"], f["q_S"], f["q_H"], f["q_D"])
+            self.pack_queries(q, p["packed"], factor, *rows, d)
         with when(d_v > i64(0)):
             padded = ceil_div(count, self.tiles.panel) * i64(self.tiles.vectors)
             self.clear(p["out"], padded * channels)
@@ -231,38 +199,21 @@ class _Attention:
         with loop(0, ceil_div(tirx.max(high - low, i64(0)), block), "step") as step:
             key0 = bind(low + step * block, "key0")
             keys = bind(tirx.min(block, high - key0), "keys")
-            self._pack("k", k, p["keys"], bind(k0 + key0 * f["k_S_kv"]), keys, d, (f["k_S_kv"], f["k_D"]), (d, tile))
             # channels up to a whole tile, and keys up to a whole block: what lies there is weighed with 0
             with when(tirx.And(d_v > i64(0), tirx.Or(step == i64(0), keys < block))):
                 self.clear(p["values"], tirx.truncdiv(channels * block, lanes))
-            at, strides = bind(v0 + key0 * f["v_S_kv"]), (f["v_S_kv"], f["v_D_v"])
-            self._pack("v", v, p["values"], at, keys, d_v, strides, (tile, tile * block))
+            with self._runs(arrays, f, b, key0, keys) as (first, run, at):
+                first_k, first_v = bind(k0 + at["k"]), bind(v0 + at["v"])
+                target_k, target_v = m["keys"].at(first * d), m["values"].at(first * tile)
+                self.pack["k"](k, target_k, first_k, run, d, (f["k_S_kv"], f["k_D"]), (d, tile))
+                self.pack["v"](v, target_v, first_v, run, d_v, (f["v_S_kv"], f["v_D_v"]), (tile, tile * block))
             self._panels(f, m, p, cap, count, key0, keys)
         with when(d_v > i64(0)):
-            self.finish(p["out"], p["total"], o, address, row_of["o"], row0, count)
+            self.divide(p["out"], p["total"], d_v, channels, ceil_div(count, self.tiles.panel), f["vectors"])
+            rows = (row_of["o"], row0, count, f["group"], f["o_S"], f["o_H"], f["o_D_v"])
+            self.scatter(p["out"], o, self.blocks.scalar.number(1.0), *rows, d_v, channels)
         if "lse" in arrays:
             self.finish_lse(p["peak"], p["total"], arrays["lse"].buffer.data, address, row_of["lse"], row0, count)
-
-    def _pack(
-        self,
-        name: str,
-        source: Expr,
-        target: Expr,
-        at: Expr,
-        keys: Expr,
-        width: Expr,
-        strides: tuple[Expr, Expr],
-        places: tuple[Expr, Expr],
-    ) -> None:
-        """Pack the *width* items of each key: by tiles where they lie side by side, the rest one by one."""
-        by_tiles, by_items = self.pack[name]
-        tile = i64(self.tiles.tile)
-        tiles = bind(tirx.Select(strides[1] == i64(1), tirx.truncdiv(width, tile), i64(0)), "whole")
-        with when(tiles > i64(0)):
-            by_tiles(source, target, at, keys, *strides, *places, i64(0), tiles)
-        rest = bind(tiles * tile, "rest")
-        with when(rest < width):
-            by_items(source, target, at, keys, *strides, *places, rest, width - rest)
 
     def _panels(
         self, f: Frame, m: dict[str, Memory], p: dict[str, Expr], cap: Expr, count: Expr, key0: Expr, keys: Expr

@@ -71,6 +71,21 @@ class Tiles:
 
         return Function("attention_clear", [("memory", f"*{v.dtype}"), ("vectors", "int64")], body)
 
+    def divide(self) -> Function:
+        """out[channel, lanes] = out / total[lanes] in *panels* panels; 0 where a total is 0."""
+        v = self.vector
+
+        def body(out: Memory, total: Memory, d: Expr, channels: Expr, panels: Expr, vectors: Expr) -> None:
+            zero, width, depth, used = v.number(0.0), i64(self.panel), positive(d), positive(vectors)
+            with loop(0, positive(panels), "panel") as panel, loop(0, used, "n") as n:
+                sums = bind(v.load(total, panel * width + n * i64(v.lanes)), "sums")
+                with loop(0, depth, "c") as c:
+                    at = bind((panel * channels + c) * width + n * i64(v.lanes), "at")
+                    v.store(out, at, tirx.Select(sums == zero, zero, v.load(out, at) / sums))
+
+        numbers = [(n, "int64") for n in ("d", "channels", "panels", "vectors")]
+        return Function("attention_divide", [("out", f"*{v.dtype}"), ("total", f"*{v.dtype}"), *numbers], body)
+
     def accumulate(self, narrow: bool) -> Function:
         """out[channel, lanes] = out * correction + V[:, channel] weights[:, lanes]; V in tiles of (keys, channels).
 
@@ -181,13 +196,13 @@ class Tiles:
         numbers = [("cap", acc), ("keys", "int64"), ("vectors", "int64")]
         return Function("attention_cap", [("weights", f"*{acc}"), *numbers], body)
 
-    def mask(self) -> Function:
-        """weights[j, lane] = -inf for the keys from *key0* that the lane does not see."""
+    def mask(self, cleared: bool = False) -> Function:
+        """weights[j, lane] = -inf, or 0 if *cleared*, for the keys from *key0* that the lane does not see."""
         v, acc = self.vector, self.vector.dtype
 
         def body(weights: Memory, low: Memory, high: Memory, key0: Expr, keys: Expr, vectors: Expr) -> None:
             count = positive(keys)
-            nothing = bind(v.number(0.0) - v.infinity())
+            nothing = bind(v.number(0.0) if cleared else v.number(0.0) - v.infinity())
             with loop(0, positive(vectors), "n") as n:
                 start = bind(n * i64(v.lanes), "start")
                 lows, highs = bind(v.load(low, start)), bind(v.load(high, start))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
 
 from tlhub.specs import Problem
+from tlhub_attention import reference as attention
 from tlhub_attention import sequences
-
-Array = np.ndarray[Any, Any]
+from tlhub_attention.rows import Array
 
 
 def split(
@@ -23,7 +22,7 @@ def split(
             array = inputs[name]
             if problem.option["paged"]:
                 pages = inputs["table"][b, : -(-length // array.shape[1])].astype(np.int64)
-                one[name] = array[pages].reshape(1, -1, *array.shape[2:])[:, :length]
+                one[name] = array[pages].reshape(1, len(pages) * array.shape[1], *array.shape[2:])[:, :length]
             else:
                 one[name] = array[b : b + 1, :length]
         yield one, tuple(o[b : b + 1] for o in outputs)
@@ -33,14 +32,15 @@ def reference(problem: Problem, inputs: Mapping[str, Array], scalars: Mapping[st
     """Return (o,) of shape (B, S, H, D_v), or (o, lse) with lse of shape (B, H, S), in float64."""
     q, d_v = inputs["q"], inputs["v"].shape[3]
     o, lse = (np.zeros(shape, like=q) for shape in ((*q.shape[:3], d_v), (q.shape[0], q.shape[2], q.shape[1])))
-    return sequences.reference(split, problem, inputs, scalars, (o, lse) if problem.option["lse"] else (o,))
+    outputs = (o, lse) if problem.option["lse"] else (o,)
+    return sequences.reference(split, attention.reference, problem, inputs, scalars, outputs)
 
 
 def tolerance(
     problem: Problem, inputs: Mapping[str, Array], scalars: Mapping[str, float], outputs: tuple[Array, ...]
 ) -> tuple[Array, ...]:
     """Return the largest errors allowed, element-wise and absolute: those of attention to the keys that are valid."""
-    return sequences.tolerance(split, problem, inputs, scalars, outputs)
+    return sequences.tolerance(split, attention.tolerance, problem, inputs, scalars, outputs)
 
 
 def prepare(

@@ -9,7 +9,8 @@ import numpy as np
 
 from tlhub.specs import Problem
 from tlhub_attention import decode_reference, varlen_reference
-from tlhub_attention.reference import Array, tensor
+from tlhub_attention.peers import tensors
+from tlhub_attention.rows import Array
 from tlhub_attention.sequences import Split
 
 
@@ -82,7 +83,8 @@ def _one_by_one(
         raise NotImplementedError("it has no lse")
     grouped, calls = problem.dim["H"] != problem.dim["H_kv"], []
     for one, _ in split(problem, inputs, (inputs["q"],)):
-        q, k, v = (tensor(np.ascontiguousarray(one[n])).transpose(1, 2) for n in "qkv")
+        contiguous = {name: np.ascontiguousarray(array) for name, array in one.items()}
+        q, k, v = (x.transpose(1, 2) for x in tensors(problem, contiguous, "qkv"))
         queries, keys = q.shape[2], k.shape[2]
         if problem.option["causal"] and keys < queries:
             raise NotImplementedError("it gives no number for a query that sees no key")

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
 
 from tlhub.specs import Problem
+from tlhub_attention import reference as attention
 from tlhub_attention import sequences
+from tlhub_attention.rows import Array
 
-Array = np.ndarray[Any, Any]
+
+def places(inputs: Mapping[str, Array]) -> Iterator[tuple[slice, slice]]:
+    """Yield where the queries and where the keys of each sequence are."""
+    starts, starts_kv = ([int(n) for n in inputs[name]] for name in ("starts", "starts_kv"))
+    for n in range(len(starts) - 1):
+        yield slice(starts[n], starts[n + 1]), slice(starts_kv[n], starts_kv[n + 1])
 
 
 def split(
     problem: Problem, inputs: Mapping[str, Array], outputs: tuple[Array, ...]
 ) -> Iterator[tuple[dict[str, Array], tuple[Array, ...]]]:
     """Yield q, k and v of each sequence as a batch of one, and its part of *outputs*."""
-    ends, ends_kv = ([int(n) for n in inputs[name]] for name in ("starts", "starts_kv"))
-    queries = [slice(*pair) for pair in zip(ends, ends[1:], strict=False)]
-    keys = [slice(*pair) for pair in zip(ends_kv, ends_kv[1:], strict=False)]
-    for rows, seen in zip(queries, keys, strict=True):
-        one = {name: inputs[name][None, rows if name == "q" else seen] for name in "qkv"}
+    for rows, keys in places(inputs):
+        one = {name: inputs[name][None, rows if name == "q" else keys] for name in "qkv"}
         yield one, (outputs[0][None, rows], *(lse[None, :, rows] for lse in outputs[1:]))
 
 
@@ -29,14 +32,15 @@ def reference(problem: Problem, inputs: Mapping[str, Array], scalars: Mapping[st
     """Return (o,) of shape (T, H, D_v), or (o, lse) with lse of shape (H, T), in float64."""
     q, d_v = inputs["q"], inputs["v"].shape[2]
     o, lse = np.zeros((*q.shape[:2], d_v), like=q), np.zeros((q.shape[1], q.shape[0]), like=q) - np.inf
-    return sequences.reference(split, problem, inputs, scalars, (o, lse) if problem.option["lse"] else (o,))
+    outputs = (o, lse) if problem.option["lse"] else (o,)
+    return sequences.reference(split, attention.reference, problem, inputs, scalars, outputs)
 
 
 def tolerance(
     problem: Problem, inputs: Mapping[str, Array], scalars: Mapping[str, float], outputs: tuple[Array, ...]
 ) -> tuple[Array, ...]:
     """Return the largest errors allowed, element-wise and absolute: those of attention of each sequence."""
-    return sequences.tolerance(split, problem, inputs, scalars, outputs)
+    return sequences.tolerance(split, attention.tolerance, problem, inputs, scalars, outputs)
 
 
 def prepare(

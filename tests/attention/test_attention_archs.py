@@ -9,8 +9,12 @@ import sys
 import pytest
 
 from tlhub import problem
+from tlhub.specs import Kernel, Schedule
+from tlhub_attention.backward_contract import ATTENTION_BWD
 from tlhub_attention.contract import ATTENTION
-from tlhub_attention.cpu import FLASH, configs
+from tlhub_attention.cpu import FLASH, FLASH_BWD, FLASH_DECODE, FLASH_VARLEN, configs
+from tlhub_attention.decode_contract import DECODE
+from tlhub_attention.varlen_contract import VARLEN
 from tlhub_cpu import TARGET
 
 MACHINES = {"x86-64-v2": 62, "x86-64-v4": 62, "aarch64": 183}  # as an ELF header numbers them
@@ -20,9 +24,10 @@ import json, sys
 sys.modules["torch"] = None
 import tvm
 from tlhub.specs import Problem
-from tlhub_attention.cpu_program import program
+from tlhub.testing.data import function
 
 request = json.load(sys.stdin)
+program = function(request["program"])
 fields = {k: tuple(map(tuple, v)) if isinstance(v, list) else v for k, v in request["problem"].items()}
 module = program(Problem(**fields), request["config"], request["arch"])
 tvm.tirx.build(module, target=tvm.target.Target(request["target"])).write_to_file(request["path"], "o")
@@ -31,10 +36,22 @@ tvm.tirx.build(module, target=tvm.target.Target(request["target"])).write_to_fil
 
 @pytest.mark.tvm
 @pytest.mark.parametrize("arch", MACHINES)
-@pytest.mark.parametrize("dtype", ["float16", "float64"])
-def test_it_compiles_for(arch: str, dtype: str, tmp_path: object) -> None:
-    made = problem.make(ATTENTION, {d.name: d.name for d in ATTENTION.dims}, dtype, {"causal": True, "lse": True})
-    made = problem.generalise(made, FLASH.symbolic)
+@pytest.mark.parametrize(
+    ("kernel", "schedule", "dtype", "options"),
+    [
+        (ATTENTION, FLASH, "float16", {"causal": True, "lse": True}),
+        (ATTENTION, FLASH, "float64", {"causal": True, "lse": True}),
+        (ATTENTION_BWD, FLASH_BWD, "float16", {"causal": True}),
+        (DECODE, FLASH_DECODE, "bfloat16", {"paged": True}),
+        (VARLEN, FLASH_VARLEN, "bfloat16", {"lse": True}),
+    ],
+    ids=["float16", "float64", "backward", "decode", "varlen"],
+)
+def test_it_compiles_for(
+    arch: str, kernel: Kernel, schedule: Schedule, dtype: str, options: dict[str, bool], tmp_path: object
+) -> None:
+    made = problem.make(kernel, problem.symbols(kernel, dtype, options), dtype, options)
+    made = problem.generalise(made, schedule.symbolic)
     facts = TARGET.facts(f"cpu:{arch}")
     x86 = arch.startswith("x86")
     request = {
@@ -45,6 +62,7 @@ def test_it_compiles_for(arch: str, dtype: str, tmp_path: object) -> None:
             "dtypes": made.dtypes,
             "options": made.options,
         },
+        "program": schedule.program,
         "config": dict(configs(made, facts)[0]),
         "arch": facts.arch,
         "target": {"kind": "llvm", "mcpu": arch} if x86 else {"kind": "llvm", "mtriple": "aarch64-linux-gnu"},

@@ -15,7 +15,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from attention_lab import MANY, SYMBOLIC, Array, column, dims, layout
+from hypothesis import given
 from hypothesis import strategies as st
 
 import tlhub
@@ -24,17 +25,6 @@ from tlhub.errors import ArgumentError, NoSchedule
 from tlhub_attention.contract import ATTENTION
 from tlhub_cpu.arch import features, native
 
-Array = np.ndarray[Any, Any]
-SYMBOLIC = {d: d for d in ("B", "S", "H", "D", "H_kv", "S_kv", "D_v")}
-MANY = settings(
-    max_examples=30,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
-LENGTHS = st.one_of(st.integers(0, 9), st.sampled_from([23, 24, 25, 63, 64, 65, 95, 96, 97, 101, 191, 193, 250]))
-CHANNELS = st.one_of(st.integers(0, 9), st.sampled_from([16, 31, 63, 64, 65, 80]))
 VARIANTS: list[tuple[Any, dict[str, Any]]] = [
     ("float32", {}),
     ("float32", {"causal": True, "lse": True}),
@@ -50,42 +40,6 @@ VARIANTS: list[tuple[Any, dict[str, Any]]] = [
 
 def get(dtype: Any = "float32", **options: Any) -> Any:
     return tlhub.get("attention", SYMBOLIC, dtype, device="cpu", **options)
-
-
-@st.composite
-def dims(draw: st.DrawFn) -> dict[str, int]:
-    heads = draw(st.integers(1, 3))
-    return {
-        "B": draw(st.integers(0, 3)),
-        "S": draw(LENGTHS),
-        "H": heads * draw(st.sampled_from([1, 1, 2, 5])),
-        "D": draw(CHANNELS),
-        "H_kv": heads,
-        "S_kv": draw(LENGTHS),
-        "D_v": draw(CHANNELS),
-    }
-
-
-def layout(draw: Any, array: Array) -> Array:
-    """Return the values of *array* in an array of other strides, offset and surroundings (NaN)."""
-    kind = draw(st.sampled_from(["plain", "plain", "heads first", "fortran", "gap", "step", "reversed", "offset"]))
-    if kind == "plain":
-        return array
-    if kind == "heads first":
-        return np.ascontiguousarray(array.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3)
-    if kind == "fortran":
-        return np.asfortranarray(array)
-    if kind == "reversed":
-        return np.ascontiguousarray(array[:, ::-1, :, ::-1])[:, ::-1, :, ::-1]
-    if kind == "offset":
-        room = np.full(array.size + 3, np.nan, array.dtype)
-        room[3:] = array.ravel()
-        return room[3:].reshape(array.shape)
-    b, s, h, d = array.shape
-    room = np.full((b, s, h, 2 * d) if kind == "step" else (b, s + 2, h, d + 5), np.nan, array.dtype)
-    view = room[..., ::2] if kind == "step" else room[:, :s, :, :d]
-    view[...] = array
-    return view
 
 
 @pytest.mark.tvm
@@ -162,13 +116,6 @@ def test_two_threads_at_once_are_right() -> None:
 
 
 # -- exact cases -----------------------------------------------------------------------------------
-
-
-def column(values: Any, dtype: Any = np.float32, width: int = 1) -> Array:
-    """Return (1, len, 1, width) with *values* in channel 0."""
-    made = np.zeros((1, len(values), 1, width), dtype)
-    made[0, :, 0, 0] = values
-    return made
 
 
 def attend(q: Array, k: Array, v: Array, dtype: str = "float32", **given: Any) -> Any:
@@ -382,5 +329,6 @@ def test_every_float16_is_converted_right_with_and_without_instructions_for_it(a
         np.testing.assert_array_equal(wide(q, q, values), values.astype(np.float16))
 
 
-def test_the_plugin_conforms() -> None:
-    testing.conformance("tlhub_attention")
+@pytest.mark.parametrize("thorough", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_plugin_conforms(thorough: bool) -> None:
+    testing.conformance("tlhub_attention", thorough=thorough)

@@ -1,4 +1,4 @@
-"""PyTorch's kernel, which bench times attention against."""
+"""PyTorch's kernels, which bench times attention and its backward against."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 
 from tlhub import problem, testing
-from tlhub.specs import Problem
+from tlhub.specs import Kernel, Problem
+from tlhub_attention import backward_reference
+from tlhub_attention.backward_contract import ATTENTION_BWD
 from tlhub_attention.contract import ATTENTION
-from tlhub_attention.reference import reference, torch_attention, torch_gpu_attention
+from tlhub_attention.peers import torch_attention, torch_backward, torch_gpu_attention, torch_gpu_backward
+from tlhub_attention.reference import reference
 
 
 @pytest.fixture(autouse=True)
@@ -18,9 +21,9 @@ def _torch() -> None:
     pytest.importorskip("torch")
 
 
-def make(dtype: str = "float32", **given: Any) -> Problem:
+def make(dtype: str = "float32", kernel: Kernel = ATTENTION, **given: Any) -> Problem:
     dims = {"B": 2, "S": 33, "H": 4, "D": 16, "H_kv": 2} | {k: v for k, v in given.items() if k[0].isupper()}
-    return problem.make(ATTENTION, dims, dtype, {k: v for k, v in given.items() if k[0].islower()})
+    return problem.make(kernel, dims, dtype, {k: v for k, v in given.items() if k[0].islower()})
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
@@ -52,3 +55,41 @@ def test_that_of_gpus_takes_tensors_as_they_are(causal: bool) -> None:
     np.testing.assert_allclose(got.transpose(1, 2).numpy(), reference(made, arrays, scalars)[0], atol=4e-3)
     with pytest.raises(NotImplementedError, match="no lse"):
         torch_gpu_attention(make(lse=True), {}, scalars)
+
+
+# -- the backward ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_its_backward_computes_the_same(dtype: str, causal: bool) -> None:
+    made = make(dtype, ATTENTION_BWD, causal=causal, D_v=24)
+    arrays, scalars = testing.inputs(ATTENTION_BWD, made), testing.default_scalars(ATTENTION_BWD, made)
+    want = backward_reference.reference(made, arrays, scalars)
+    call = torch_backward(made, arrays, scalars)
+    for _ in range(2):  # the forward's results serve again
+        for got, right in zip(call(), want, strict=True):
+            np.testing.assert_allclose(got.float().numpy(), right, atol=6e-2 if dtype == "bfloat16" else 8e-3)
+
+
+def test_its_backward_is_left_out_where_it_computes_something_else() -> None:
+    made = make("float32", ATTENTION_BWD)
+    arrays, scalars = testing.inputs(ATTENTION_BWD, made), testing.default_scalars(ATTENTION_BWD, made)
+    for peer in (torch_backward, torch_gpu_backward):
+        with pytest.raises(NotImplementedError, match="no lse, window or softcap"):
+            peer(made, arrays, {**scalars, "softcap": 1.0})
+        with pytest.raises(NotImplementedError, match="aligned at the start"):
+            peer(make("float32", ATTENTION_BWD, S_kv=7, causal=True), arrays, scalars)
+
+
+def test_the_backward_of_gpus_hands_cudnn_what_it_takes() -> None:
+    """PyTorch's operators on tensors without memory: they check arguments and tell shapes."""
+    import torch
+
+    made = make("float16", ATTENTION_BWD, causal=True)
+    arrays, scalars = testing.inputs(ATTENTION_BWD, made), testing.default_scalars(ATTENTION_BWD, made)
+    tensors = {name: torch.from_numpy(a).to("meta") for name, a in arrays.items()}
+    got = torch_gpu_backward(made, tensors, scalars)()
+    assert [(x.dtype, tuple(x.shape)) for x in got] == [
+        (torch.float16, tuple(arrays[n].transpose(0, 2, 1, 3).shape)) for n in "qkv"
+    ]

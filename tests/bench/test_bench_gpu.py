@@ -113,6 +113,26 @@ def test_what_is_wrong_is_not_timed(on_the_cpu, wrong):
         assert found["left_out"] == {"cupy": "the arrays are those of torch"} and "torch" in found["libraries"]
 
 
+def test_inputs_that_the_others_determine_are_what_they_say(on_the_cpu):
+    import torch
+
+    _, _, timed = on_the_cpu
+    backward = load().kernel("attention_bwd")
+
+    def compiled(dout, q, k, v, o, lse, *, out, **scalars):
+        wide = [x.float().transpose(1, 2).requires_grad_() for x in (q, k, v)]
+        logits = wide[0] @ wide[1].mT / 8**0.5
+        assert torch.allclose(lse, logits.logsumexp(-1), atol=1e-5) and o.dtype == torch.bfloat16
+        result = logits.softmax(-1) @ wide[2]
+        assert torch.allclose(o.float(), result.transpose(1, 2), rtol=1e-2)
+        for target, x in zip(out, torch.autograd.grad(result, wide, dout.float().transpose(1, 2)), strict=True):
+            target.copy_(x.transpose(1, 2))
+
+    problem = make(backward, (1, 9, 2, 8), "bfloat16", {})
+    gpu.compare(backward, problem, compiled, 0, {}, rounds=1, seconds=1e-3, seed=0, l2=1)
+    assert timed == ["tlhub"]
+
+
 def test_a_peer_that_refuses_only_when_it_is_called_is_left_out(on_the_cpu, monkeypatch):
     import torch
 

@@ -77,6 +77,12 @@ def test_a_plugin_that_keeps_the_rules(plugin):
         ('"PLUGIN:tolerance"', '"PLUGIN.nowhere:tolerance"', "import PLUGIN.nowhere:tolerance"),
         ("def program(problem, config, arch):\n    pass", "program = 3", "program is not callable"),
         ('inputs=(Arg("x", ("M",)),)', 'inputs=(Arg("x", ("Q",)),)', "'x' has dim 'Q'"),
+        ('Arg("y", ("M",))', 'Arg("y", ("M",), "as:z")', "'y' has dtype 'as:z', which names no input"),
+        (
+            'reference="',
+            'prepare="PLUGIN:late", reference="',
+            "PLUGIN:late: late is not callable|has no attribute 'late'",
+        ),
         ("default=False", "default=None", "option 'fast' has no valid default"),
         ('dims["M"]', 'dims["N"]', "flops\\(\\) failed"),
         ('Option("fast"', 'Option("M"', "'M' is declared twice"),

@@ -89,6 +89,15 @@ class Elsewhere:
     def __getitem__(self, key: Any) -> Any:
         return wrapped(self.own[bare(key)])
 
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.own[bare(key)] = bare(value)
+
+    def __len__(self) -> int:
+        return len(self.own)
+
+    def __iter__(self) -> Any:
+        return map(wrapped, self.own)
+
     def get(self) -> Any:
         return self.own
 
@@ -116,24 +125,48 @@ def wrapped(x: Any) -> Any:
 
 
 def bare(x: Any) -> Any:
+    if isinstance(x, tuple):
+        return tuple(map(bare, x))
     return x.own if isinstance(x, Elsewhere) else x
 
 
 @pytest.mark.parametrize(
-    ("dtype", "options"),
+    ("name", "dtype", "options"),
     [
-        ("float16", {}),
-        ("bfloat16", {"trans_a": True, "trans_b": True, "epilogue": "gelu", "bias": True, "residual": True}),
-        ("float32", {"epilogue": "gelu_tanh"}),
-        ("float8_e5m2", {"epilogue": "silu", "out_dtype": "float8_e4m3fn"}),
-        ("int8", {"out_dtype": "int8", "epilogue": "relu"}),
+        ("gemm", "float16", {}),
+        ("gemm", "bfloat16", {"trans_a": True, "trans_b": True, "epilogue": "gelu", "bias": True, "residual": True}),
+        ("gemm", "float32", {"epilogue": "gelu_tanh"}),
+        ("gemm", "float8_e5m2", {"epilogue": "silu", "out_dtype": "float8_e4m3fn"}),
+        ("gemm", "int8", {"out_dtype": "int8", "epilogue": "relu"}),
+        ("attention", "bfloat16", {"causal": True, "lse": True}),
+        ("attention_bwd", "bfloat16", {"causal": True}),
+        ("attention_decode", "bfloat16", {"lse": True}),
+        ("attention_decode", "bfloat16", {"paged": True}),
+        ("attention_varlen", "bfloat16", {"lse": True}),
+        ("attention_varlen_bwd", "bfloat16", {"causal": True}),
     ],
 )
-def test_the_reference_of_gemm_asks_nothing_but_numpys_protocols(
-    monkeypatch: pytest.MonkeyPatch, dtype: str, options: dict[str, Any]
+def test_references_ask_nothing_but_numpys_protocols(
+    monkeypatch: pytest.MonkeyPatch, name: str, dtype: str, options: dict[str, Any]
 ) -> None:
-    kernel = catalog.load().kernel("gemm")
-    made = problem.make(kernel, (9, 5, 7), dtype, options)
+    kernel = catalog.load().kernel(name)
+    sizes = {
+        "M": 9,
+        "N": 5,
+        "B": 1,
+        "S": 9,
+        "H": 4,
+        "D": 5,
+        "H_kv": 2,
+        "S_kv": 7,
+        "P": 5,
+        "page": 3,
+        "L": 4,
+        "T": 9,
+        "N1": 3,
+    }
+    shape = {n: sizes.get(n, 7) for n in problem.symbols(kernel, dtype, options)}
+    made = problem.make(kernel, shape, dtype, options)
     given, scalars = inputs(kernel, made), default_scalars(kernel, made)
     here = numbers._expected(kernel, made, given, scalars, "cuda:0")
     monkeypatch.setattr(numbers, "_LONG", 0.0)

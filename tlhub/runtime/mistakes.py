@@ -72,6 +72,8 @@ def _of_argument(
         hint = arrays.ASARRAY
     elif expected.startswith("an array on"):
         hint = arrays.elsewhere(inputs[place], argument, expected)
+    elif got == "others":  # a program's own refusal, of what an array holds say
+        hint = f"tlhub kernels {called.kernel.name}"
     else:  # of other strides, or aligned
         hint = arrays.copied(inputs[place], argument)
     return arrays.refuse(called.kernel.name, tensor, expected, got, hint)

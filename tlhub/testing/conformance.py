@@ -108,6 +108,8 @@ def _kernel_fault(kernel: Kernel) -> str | None:
             without = next((n for n, v in dims[dim].when.items() if n not in arg.when or arg.when[n] != v), None)
             if without:
                 return f"argument {arg.name!r} has dim {dim!r}, which exists when {without}={dims[dim].when[without]!r}"
+        if arg.dtype.startswith("as:") and arg.dtype.removeprefix("as:") not in [a.name for a in kernel.inputs]:
+            return f"argument {arg.name!r} has dtype {arg.dtype!r}, which names no input"
     conditional: tuple[Dim | Arg, ...] = (*kernel.dims, *kernel.inputs, *kernel.outputs)
     for what in conditional:
         for name, value in what.when.items():
@@ -159,8 +161,7 @@ print("\\n" + json.dumps(found))
 
 
 def _imports(plugin: plugins.Plugin, report: Report) -> None:
-    paths = dict.fromkeys([k.reference for k in plugin.kernels] + [k.tolerance for k in plugin.kernels], "")
-    paths |= {k.prepare: "" for k in plugin.kernels if k.prepare}
+    paths = {path: "" for k in plugin.kernels for path in (k.reference, k.tolerance, k.prepare) if path}
     paths |= {t.assemble: "" for t in plugin.targets}
     paths |= {path: name for k in plugin.kernels for name, path in k.peers.items()}
     _import(plugin, paths, report)

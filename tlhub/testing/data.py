@@ -47,33 +47,16 @@ def inputs(
     """Return random arrays for the inputs of *problem* by name, at full rank, from *seed*.
 
     Floats are standard normal values times *scale*, rounded to the contract's dtype (fp8 saturates);
-    integers cover the whole range of their dtype. Those that the kernel prepares fit the others and the *scalars* of
-    the call (default: the contract's); *whole*: as in a measurement. Raises ArgumentError where a dim is symbolic.
+    integers cover the whole range of their dtype. Inputs that the kernel prepares are what they are for a call with
+    *scalars*; *whole*: as a measurement has them. Raises ArgumentError where a dim is symbolic.
     """
     rng = np.random.default_rng(seed)
-    drawn = {t.name: _random(rng, t, scale) for t in _concrete(kernel, problem).inputs}
-    return drawn | prepared(kernel, problem, drawn, default_scalars(kernel, problem, scalars), None if whole else rng)
-
-
-def prepared(
-    kernel: Kernel,
-    problem: Problem,
-    drawn: Mapping[str, Any],
-    scalars: Mapping[str, float],
-    rng: np.random.Generator | None,
-) -> dict[str, Array]:
-    """Return the inputs that *kernel* prepares to fit those *drawn*, which are NumPy's or CuPy's, as NumPy arrays of
-    their dtypes; none where it prepares none."""
-    if not kernel.prepare:
-        return {}
-    dtypes, made = dict(problem.dtypes), function(kernel.prepare)(problem, drawn, scalars, rng)
-    return {name: fetched(array).astype(numpy_dtype(dtypes[name])) for name, array in made.items()}
-
-
-def fetched(array: Any) -> Array:
-    """Return an array of NumPy or CuPy as NumPy's."""
-    found: Array = array if isinstance(array, np.ndarray) else array.get()
-    return found
+    arrays = {t.name: _random(rng, t, scale) for t in _concrete(kernel, problem).inputs}
+    if kernel.prepare:
+        values = default_scalars(kernel, problem, scalars)
+        found = function(kernel.prepare)(problem, arrays, values, None if whole else rng)
+        arrays |= {name: x.astype(arrays[name].dtype) for name, x in found.items()}
+    return arrays
 
 
 def poisoned(kernel: Kernel, problem: Problem, gap: Callable[[int], int] = lambda count: 0) -> tuple[Array, ...]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import gc
 import importlib.util
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
 
 import numpy as np
 
-from tlhub.problem import signature
-from tlhub.specs import Kernel, Problem, Tensor
-from tlhub.testing.data import numpy_dtype, prepared
+from tlhub.specs import Tensor
+from tlhub.testing.data import numpy_dtype
 
 Array = np.ndarray[Any, Any]
 
@@ -41,6 +40,12 @@ def float64(arrays: Mapping[str, Array], device: str) -> dict[str, Any]:
         return {name: cupy.asarray(array.astype(np.float64)) for name, array in arrays.items()}
 
 
+def fetched(array: Any) -> Array:
+    """Return an array of NumPy or CuPy as NumPy's."""
+    found: Array = array if isinstance(array, np.ndarray) else array.get()
+    return found
+
+
 class Arrays(Protocol):
     """Arrays of one library on one GPU. ``version``: the library and its release."""
 
@@ -58,6 +63,9 @@ class Arrays(Protocol):
 
     def double(self, x: Any) -> Any:
         """Return *x* in float64 as an array that NumPy's functions take: CuPy's, or NumPy's where that is missing."""
+
+    def rounded(self, x: Any, like: Any) -> Any:
+        """Return *x*, NumPy's or of ``double``'s kind, as one of this library on the device, in the dtype of *like*."""
 
     def wait(self) -> None:
         """Return when the device has done all that it was told."""
@@ -79,19 +87,6 @@ def pick(device: str, preferred: Collection[str] = ()) -> Arrays:
         except ImportError:
             continue
     raise ImportError("neither torch nor cupy is installed, and a GPU's arrays are theirs")
-
-
-def random(
-    kernel: Kernel, problem: Problem, scalars: Mapping[str, float], seeds: Iterator[int], arrays: Arrays
-) -> dict[str, Any]:
-    """Return random inputs of *problem* by name, made on the device, each from the next of *seeds*; then those that the
-    kernel prepares for a measurement, made in float64 to fit them."""
-    drawn = {t.name: arrays.random(t, next(seeds)) for t in signature(kernel, problem).inputs}
-    if not kernel.prepare:
-        return drawn
-    wide = {name: arrays.double(x) for name, x in drawn.items()}
-    made = prepared(kernel, problem, wide, scalars, None)
-    return drawn | {name: arrays.put(x)[0] for name, x in made.items()}
 
 
 class TorchArrays:
@@ -128,6 +123,10 @@ class TorchArrays:
         except ImportError:
             return x.double().cpu().numpy()
         return cupy.from_dlpack(x.double())
+
+    def rounded(self, x: Any, like: Any) -> Any:
+        made = self._torch.from_numpy(x) if isinstance(x, np.ndarray) else self._torch.from_dlpack(x)
+        return made.to(like.device, like.dtype)
 
     def wait(self) -> None:
         self._torch.cuda.synchronize(self._device)
@@ -166,6 +165,9 @@ class CupyArrays:
 
     def double(self, x: Any) -> Any:
         return x.astype("float64")
+
+    def rounded(self, x: Any, like: Any) -> Any:
+        return self._cupy.asarray(x).astype(like.dtype)
 
     def wait(self) -> None:
         self._cupy.cuda.get_current_stream().synchronize()

@@ -1,0 +1,86 @@
+"""A block of queries in float64 with the logits of the keys that they see: what the references share.
+
+Arrays of ml_dtypes' types are NumPy arrays too; every input converts to float64 exactly. Arrays of CuPy, which follow
+NumPy's protocols, give arrays of CuPy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from tlhub.specs import Problem
+
+Array = np.ndarray[Any, Any]
+
+# Half a unit in the last place of 1: the largest relative error of a rounding to nearest.
+ROUNDOFF = {
+    "float64": 2.0**-53,
+    "float32": 2.0**-24,
+    "float16": 2.0**-11,
+    "bfloat16": 2.0**-8,
+    "float8_e4m3fn": 2.0**-4,
+    "float8_e5m2": 2.0**-3,
+}
+# The least normal number, below which results may be taken as 0, and the least number.
+NORMAL = {"float64": 2.0**-1022, "float32": 2.0**-126}
+SMALLEST = {"float64": 2.0**-1074, "float32": 2.0**-149, "float16": 2.0**-24, "bfloat16": 2.0**-133}
+
+_LOGITS = 1 << 26
+"""Logits that are computed at a time, at least a row."""
+
+
+class Rows:
+    """Queries q (rows, D) of a head, from number *first* of *queries* on, and its keys k (S_kv, D).
+
+    ``seen`` (rows, S_kv): whether the mask shows the key; ``logits``: -inf where it does not.
+    """
+
+    def __init__(
+        self, problem: Problem, scalars: Mapping[str, float], q: Array, k: Array, first: int, queries: int
+    ) -> None:
+        scale, cap, window = float(scalars["scale"]), float(scalars["softcap"]), int(scalars["window"])
+        rows, keys = len(q), len(k)
+        last = np.arange(first, first + rows, like=q)[:, None] + (keys - queries)
+        place = np.arange(keys, like=q)[None, :]
+        self.seen = ~np.zeros((rows, keys), dtype=bool, like=q)
+        if problem.option["causal"] or window > 0:
+            self.seen &= place <= last
+        if window > 0:
+            self.seen &= place > last - window
+        logits = (q * scale) @ k.T if q.shape[1] else np.zeros((rows, keys), like=q)
+        if cap:
+            logits = cap * np.tanh(logits / cap)
+        self.logits = np.where(self.seen, logits, -np.inf)
+        self.q, self.k, self.scale, self.cap = q, k, scale, cap
+
+    def products(self) -> Array:
+        """Return |scale| |q| |k|^T, what the rounding of logits grows with."""
+        return abs(self.scale) * (np.abs(self.q) @ np.abs(self.k).T)
+
+
+def blocks(q: Array, k: Array) -> Iterator[tuple[int, int, int, slice]]:
+    """Yield batch, head, head of the keys, and queries of each block of rows of *q*, whose logits fit in memory."""
+    group, queries = q.shape[2] // max(k.shape[2], 1), q.shape[1]
+    step = max(1, _LOGITS // max(k.shape[1], 1))
+    for b in range(q.shape[0]):
+        for h in range(q.shape[2]):
+            for first in range(0, queries, step):
+                yield b, h, h // group, slice(first, first + step)
+
+
+def weigh(weights: Array, live: Array, x: Array) -> Array:
+    """Return weights x, in which rows of *x* take no part where they are not *live*, even if they are NaN."""
+    if np.isfinite(x).all():
+        return weights @ x
+    out = np.zeros((len(weights), x.shape[1]), like=x)
+    for i, taken in enumerate(live):
+        out[i] = weights[i, taken] @ x[taken]
+    return out
+
+
+def size(x: Array) -> Array:
+    """Return the size of each number, 0 for what is no finite one."""
+    return np.where(np.isfinite(x), np.abs(x), 0.0)
