@@ -12,6 +12,7 @@ from tlhub_attention.contract import ATTENTION
 from tlhub_attention.cpu import FLASH, FLASH_BWD, FLASH_DECODE, FLASH_VARLEN
 from tlhub_attention.decode_contract import DECODE
 from tlhub_attention.hopper import HOPPER
+from tlhub_attention.hopper_decode import HOPPER_DECODE
 from tlhub_attention.varlen_backward_contract import VARLEN_BWD
 from tlhub_attention.varlen_contract import VARLEN
 
@@ -25,4 +26,4 @@ def tlhub_kernels() -> Iterable[Kernel]:
 
 @hookimpl
 def tlhub_schedules() -> Iterable[Schedule]:
-    return [FLASH, FLASH_BWD, FLASH_DECODE, FLASH_VARLEN, HOPPER, HOPPER_BWD]
+    return [FLASH, FLASH_BWD, FLASH_DECODE, FLASH_VARLEN, HOPPER, HOPPER_BWD, HOPPER_DECODE]

@@ -64,7 +64,7 @@ def test_the_suite_of_gemm_is_for_a_gpu_unless_something_else_is_asked_for(monke
 
 
 def test_an_unknown_suite():
-    with pytest.raises(UnknownName, match="unknown suite 'gem'; known: attention, gemm, or a file") as caught:
+    with pytest.raises(UnknownName, match="unknown suite 'gem'; known: attention, .*gemm, or a file") as caught:
         suite.read("gem")
     assert caught.value.hint == "did you mean 'gemm'?"
     with pytest.raises(ArgumentError, match=r"nowhere.toml' cannot be read"):
