@@ -277,8 +277,7 @@ def _what(x: Any) -> str:
 
 
 def _torch_empty(x: Any, shape: tuple[int, ...], dtype: str) -> Any:
-    torch = sys.modules["torch"]
-    return torch.empty(shape, dtype=getattr(torch, dtype), device=x.device)
+    return x.new_empty(shape, dtype=getattr(sys.modules["torch"], dtype))
 
 
 def _numpy_empty(x: Any, shape: tuple[int, ...], dtype: str) -> Any:

@@ -13,10 +13,6 @@ from tlhub.specs import LIBRARY, Config, Kernel, Problem, Signature
 if TYPE_CHECKING:
     from tlhub.cache.entry import Entry
 
-_LITTLE = 8 << 20
-"""Bytes of scratch memory that are made again for the next call, unasked: to ask takes longer. Too few are refused, and
-the call made again by what asks."""
-
 _PARTS = ("float16", "float32", "float64")
 """The dtypes of a complex array's parts."""
 
@@ -59,7 +55,7 @@ class CompiledKernel:
         self.entry = entry
         self._scratch = scratch
         self._otherwise = otherwise
-        self._needed = 0  # bytes of scratch memory that the last call that asked needed
+        self._needed = False  # whether the last call that asked needed scratch memory
         # lazy negation is of the imaginary part of a complex array
         self._complex = any(t.dtype in _PARTS for t in (*signature.inputs, *signature.outputs))
         self._streams = not arch.startswith("cpu:")
@@ -152,10 +148,7 @@ class CompiledKernel:
         """Return the workspace and the scalars of a call with the arrays *given*."""
         values = self._values(scalars)
         if self._needed and workspace is None:  # and so may this call: a refusal costs more than to ask
-            if self._needed <= _LITTLE:
-                workspace = arrays.empty_like(given[0], (self._needed,), "uint8")[0]
-            else:
-                workspace = self._room(given[0], *given, None, *values)
+            workspace = self._room(given[0], *given, None, *values)
         return (workspace, *values)
 
     def _give_way(self, error: RuntimeError) -> None:
@@ -199,7 +192,8 @@ class CompiledKernel:
     def _room(self, like: Any, *arguments: Any) -> Any:
         """Return the workspace of a call with these arguments, on the device of *like*, None where it needs none."""
         assert self._scratch is not None
-        self._needed = size = self._scratch(*arguments)
+        size = self._scratch(*arguments)
+        self._needed = size > 0
         return arrays.empty_like(like, (size,), "uint8")[0] if size else None
 
     def _handle(self, stream: Any, first: Any) -> int:
