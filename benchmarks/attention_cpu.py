@@ -1,10 +1,10 @@
 """Attention on the CPU against PyTorch's scaled_dot_product_attention, as a Markdown table.
 
-    python benchmarks/attention_cpu.py [--threads 1,2] [--rounds N] [CASE ...]
+    python benchmarks/attention_cpu.py [--backward] [--threads 1,2] [--rounds N] [CASE ...]
 
 Every side has a process of its own; they run in turn, round by round. The ratio is how many times as fast as
-PyTorch tlhub is, the median over rounds: above 1 tlhub is faster. ``--memory`` shows what a call takes beyond its
-arrays, by length.
+PyTorch tlhub is, the median over rounds: above 1 tlhub is faster. ``--backward`` times the backward alone.
+``--memory`` shows what a call takes beyond its arrays, by length.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ def main() -> None:
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"some of: {'; '.join(CASES)} (default: all)")
     parser.add_argument("--threads", default="1,2", help="numbers of threads (default: 1,2)")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--backward", action="store_true", help="measure the backward instead")
     parser.add_argument("--memory", action="store_true", help="measure memory instead of time")
     options = parser.parse_args()
     unknown = [c for c in options.cases if c not in CASES]
@@ -58,10 +59,11 @@ def main() -> None:
     if options.memory:
         memory()
     else:
-        times(options.cases or list(CASES), [int(n) for n in options.threads.split(",")], options.rounds)
+        kernel = "attention_bwd" if options.backward else "attention"
+        times(kernel, options.cases or list(CASES), [int(n) for n in options.threads.split(",")], options.rounds)
 
 
-def times(cases: list[str], threads: list[int], rounds: int) -> None:
+def times(kernel: str, cases: list[str], threads: list[int], rounds: int) -> None:
     from tlhub.bench import bench
 
     print("| case | shape | threads | tlhub ms | GFLOP/s | PyTorch ms | ratio |")
@@ -69,7 +71,7 @@ def times(cases: list[str], threads: list[int], rounds: int) -> None:
     for name in cases:
         dims, dtype, chosen = CASES[name]
         for count in threads:
-            report = bench("attention", dims, dtype, device="cpu", threads=count, rounds=rounds, **chosen)
+            report = bench(kernel, dims, dtype, device="cpu", threads=count, rounds=rounds, **chosen)
             if report.fault or report.ours is None:
                 raise SystemExit(f"{name}: {report.fault}")
             (peer,) = report.to_json()["peers"].values()

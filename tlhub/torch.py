@@ -50,6 +50,9 @@ def attention(
 
     Raises what ``tlhub.get`` and its kernels do: ArgumentError for tensors that do not fit, NoSchedule.
     """
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, torch.Tensor):
+            raise _refused(name, "a tensor of PyTorch", type(x).__name__, f"torch.as_tensor({name})")
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
     o, _ = torch.ops.tlhub.attention(q, k, v, causal, scale, window, softcap, deterministic, schedule)
@@ -146,14 +149,13 @@ def _kernel(name: str, tensors: dict[str, Tensor], schedule: str | None, **optio
 def _check_ranks(**tensors: Tensor) -> None:
     for name, x in tensors.items():
         if x.ndim != 4:
-            expected, got = "dims (batch, sequence, heads, channels)", f"shape {tuple(x.shape)}"
-            raise ArgumentError(
-                f"attention: argument {name!r}: expected {expected}, got {got}",
-                argument=name,
-                expected=expected,
-                got=got,
-                hint=f"{name}.unsqueeze(0), where it is the batch that is missing",
-            )
+            hint = f"{name}.unsqueeze(0), where it is the batch that is missing"
+            raise _refused(name, "dims (batch, sequence, heads, channels)", f"shape {tuple(x.shape)}", hint)
+
+
+def _refused(name: str, expected: str, got: str, hint: str) -> ArgumentError:
+    said = f"attention: argument {name!r}: expected {expected}, got {got}"
+    return ArgumentError(said, argument=name, expected=expected, got=got, hint=hint)
 
 
 def _plain(x: Tensor) -> Tensor:

@@ -151,6 +151,7 @@ def test_gradients_of_gradients_are_refused() -> None:
     ("change", "error", "said"),
     [
         (lambda q, k, v: (q[0], k, v), ArgumentError, r"argument 'q': expected dims \(batch, sequence, heads, chan"),
+        (lambda q, k, v: (q, k.numpy(), v), ArgumentError, "argument 'k': expected a tensor of PyTorch, got ndarray"),
         (lambda q, k, v: (q, k[:1], v), ArgumentError, "argument 'k': expected shape"),
         (lambda q, k, v: (q, k[..., :3], v), ArgumentError, "argument 'k': expected shape"),
         (lambda q, k, v: (q, k, v[:, :3]), ArgumentError, "argument 'v': expected shape"),

@@ -50,7 +50,7 @@ def compare(
     """
     from tlhub.problem import signature
     from tlhub.testing.data import default_scalars, function
-    from tlhub.testing.devices import pick
+    from tlhub.testing.devices import pick, prepared
     from tlhub.testing.numbers import check_there
 
     try:
@@ -60,11 +60,8 @@ def compare(
     sign, scalars = signature(kernel, problem), default_scalars(kernel, problem)
     seeds = itertools.count(seed)
     sets = [{t.name: arrays.random(t, next(seeds)) for t in sign.inputs} for _ in range(_sets(sign, l2))]
-    if kernel.prepare:
-        for given in sets:
-            wide = {name: arrays.double(x) for name, x in given.items()}
-            for name, x in function(kernel.prepare)(problem, wide, scalars, None).items():
-                given[name] = arrays.rounded(x, given[name])
+    for given in sets if kernel.prepare else ():
+        given |= prepared(kernel, problem, given, scalars, arrays)
     try:
         worst = check_there(compiled, kernel, problem, sets[0], scalars, arrays)
     except AssertionError as error:

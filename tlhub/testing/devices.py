@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tlhub.specs import Tensor
-from tlhub.testing.data import numpy_dtype
+from tlhub.specs import Kernel, Problem, Tensor
+from tlhub.testing.data import function, numpy_dtype
 
 Array = np.ndarray[Any, Any]
 
@@ -87,6 +87,15 @@ def pick(device: str, preferred: Collection[str] = ()) -> Arrays:
         except ImportError:
             continue
     raise ImportError("neither torch nor cupy is installed, and a GPU's arrays are theirs")
+
+
+def prepared(
+    kernel: Kernel, problem: Problem, given: Mapping[str, Any], scalars: Mapping[str, float], arrays: Arrays
+) -> dict[str, Any]:
+    """Return those inputs that *kernel* prepares to fit the others of *given*, as a measurement has them."""
+    wide = {name: arrays.double(x) for name, x in given.items()}
+    found = function(kernel.prepare)(problem, wide, scalars, None)
+    return {name: arrays.rounded(x, given[name]) for name, x in found.items()}
 
 
 class TorchArrays:
