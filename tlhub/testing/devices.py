@@ -92,7 +92,7 @@ def pick(device: str, preferred: Collection[str] = ()) -> Arrays:
 def prepared(
     kernel: Kernel, problem: Problem, given: Mapping[str, Any], scalars: Mapping[str, float], arrays: Arrays
 ) -> dict[str, Any]:
-    """Return those inputs that *kernel* prepares for a measurement, made from *given*."""
+    """Return those inputs that *kernel* prepares to fit the others of *given*, as a measurement has them."""
     wide = {name: arrays.double(x) for name, x in given.items()}
     found = function(kernel.prepare)(problem, wide, scalars, None)
     return {name: arrays.rounded(x, given[name]) for name, x in found.items()}
