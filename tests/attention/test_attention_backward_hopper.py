@@ -120,18 +120,16 @@ def test_kernels_compile_without_spills_or_serialised_wgmma(channels, options):
         assert built.resources[f"{name}.registers"] == 168  # all that there are at the launch, for 384 threads
 
 
-@pytest.mark.parametrize("launched", [0, 16])
-def test_a_layout_that_differs_from_the_launch_does_not_compile(tmp_path, launched):
+def test_a_layout_that_differs_from_the_launch_does_not_compile(tmp_path):
     """The bytes of shared memory of a launch are those that the kernel lays out."""
     cuda_lab.needs_nvcc()
     source, shared = backward_program.program(make(8), {}, "cuda:sm_90a").source, Plan(128).shared(8)
     line = f"\nBACKWARD(backward_128, {shared}, "
     assert line in source
-    (tmp_path / "program.cu").write_text(source.replace(line, f"\nBACKWARD(backward_128, {shared - launched}, "))
+    (tmp_path / "program.cu").write_text(source.replace(line, f"\nBACKWARD(backward_128, {shared - 16}, "))
     command = [nvcc.find().command, "-ptx", "-arch=sm_90a", "-std=c++17", "program.cu", "-o", "program.ptx"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
-    assert (done.returncode == 0) == (launched == 0)
-    assert ("Plan.shared has another layout" in done.stdout + done.stderr) == bool(launched)
+    assert done.returncode != 0 and "Plan.shared has another layout" in done.stdout + done.stderr
 
 
 # -- a call ------------------------------------------------------------------------------------------
