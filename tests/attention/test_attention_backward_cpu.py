@@ -40,7 +40,7 @@ def data(kernel: Any, extents: dict[str, int], seed: int = 0, **scalars: float) 
 
 @pytest.mark.tvm
 @pytest.mark.parametrize(("dtype", "options"), VARIANTS, ids=[f"{d}-{o}" for d, o in VARIANTS])
-@settings(MANY, max_examples=20)
+@settings(MANY, max_examples=12)
 @given(data_=st.data())
 def test_any_size_stride_and_scalar_is_within_the_tolerance(dtype: Any, options: dict[str, Any], data_: Any) -> None:
     kernel, extents = get(dtype, **options), data_.draw(dims())
