@@ -64,7 +64,7 @@ def plans(d: int, d_v: int) -> tuple[Plan, ...]:
     registers that there can be, and eight two thirds of that.
     """
     kept = d + 2 * d_v  # four times the registers that a row's q and o take of a thread
-    each = (16, 32, 64) if kept <= 640 else (16, 32)
+    each = (16, 32, 64) if kept <= 640 else (16,)
     return tuple(_fit(Plan(rows, 8 if rows > 16 and kept <= 384 else 4, 0), d, d_v) for rows in each)
 
 
