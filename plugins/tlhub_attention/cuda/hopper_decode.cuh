@@ -78,7 +78,7 @@ struct Lookup {
 /* By a warp. */
 template <class P>
 __device__ __forceinline__ void produce(
-    const TensorMap &map_k, const TensorMap &map_v, const Decode &call, Walk<P> &walk, Shared<P> shared) {
+    const TensorMap &map_k, const TensorMap &map_v, Walk<P> &walk, Shared<P> shared) {
   int lane = threadIdx.x % 32;
   Ring<P::STAGES> now;
   for (Stretch t; walk.next(t);) {
@@ -221,7 +221,7 @@ __device__ __forceinline__ void decode(
   start_next();
   Walk<P> walk(call, Units(call, P::ROWS));
   if (warp == P::WARPS) {
-    produce<P>(map_k, map_v, call, walk, shared);
+    produce<P>(map_k, map_v, walk, shared);
   } else {
     consume<P>(call, walk, shared, Parts<P>(scratch), reinterpret_cast<float4 *>(memory + P::AT_SLOTS), warp);
   }
