@@ -11,8 +11,8 @@ from tlhub_attention.backward_hopper import HOPPER_BWD
 from tlhub_attention.contract import ATTENTION
 from tlhub_attention.cpu import FLASH, FLASH_BWD, FLASH_DECODE, FLASH_VARLEN
 from tlhub_attention.decode_contract import DECODE
+from tlhub_attention.decode_hopper import HOPPER_DECODE
 from tlhub_attention.hopper import HOPPER
-from tlhub_attention.hopper_decode import HOPPER_DECODE
 from tlhub_attention.varlen_backward_contract import VARLEN_BWD
 from tlhub_attention.varlen_contract import VARLEN
 

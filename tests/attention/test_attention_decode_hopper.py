@@ -14,10 +14,10 @@ from tlhub import catalog, problem, workload
 from tlhub.errors import BuildError
 from tlhub.specs import DeviceFacts
 from tlhub.workload import Item
-from tlhub_attention import hopper_decode_program
+from tlhub_attention import decode_program
 from tlhub_attention.decode_contract import DECODE
-from tlhub_attention.hopper_decode import HOPPER_DECODE
-from tlhub_attention.hopper_decode_plan import Plan, plans
+from tlhub_attention.decode_hopper import HOPPER_DECODE
+from tlhub_attention.decode_plan import Plan, plans
 from tlhub_cuda import nvcc
 
 H200 = DeviceFacts("cuda:sm_90a", "an H200", cores=132, shared_memory=227 * 1024)
@@ -57,7 +57,7 @@ def test_the_rest_is_left_to_others_with_the_reason(made, arch, reason):
 
 
 def test_what_certifies_it_can_be_served():
-    name = "attention_decode-hopper_decode"
+    name = "attention_decode-hopper"
     items = workload.parse(tlhub_registry.workload(f"certify/{name}"), name, catalog.load())
     made = [problem.make(DECODE, i.shape, i.dtype, i.options) for i in items if isinstance(i, Item)]
     assert len(made) == len(items) > 15
@@ -96,7 +96,7 @@ def test_a_plan_is_written_as_it_is_read():
 @pytest.mark.parametrize(("page", "part"), [(16, 16), (24, 8), (64, 64), (100, 8), (256, 64), ("page", 16)])
 def test_bulk_copies_bring_as_many_keys_as_surely_are_of_one_page(page, part):
     made = make(page=page, paged=True)
-    made = hopper_decode_program.program(made, HOPPER_DECODE.configs(made, H200)[0], "cuda:sm_90a")
+    made = decode_program.program(made, HOPPER_DECODE.configs(made, H200)[0], "cuda:sm_90a")
     assert f"\nconstexpr int PART = {part};\n" in made.source
     assert made.branches[0].launches[0].parameters[0].box == (64, part, 1, 1)
 
@@ -140,7 +140,7 @@ def test_a_layout_that_differs_from_the_launch_does_not_compile(tmp_path, launch
     """The bytes of shared memory of a launch are those that the kernel lays out."""
     cuda_lab.needs_nvcc()
     plan = Plan(16, 4, 2)
-    source = hopper_decode_program.program(make(8), {"plans": str(plan)}, "cuda:sm_90a").source
+    source = decode_program.program(make(8), {"plans": str(plan)}, "cuda:sm_90a").source
     shared = plan.shared(8, 8)
     assert f"\nHOPPER_DECODE({shared}, 16, 4, 2)" in source
     source = source.replace(f"\nHOPPER_DECODE({shared}, ", f"\nHOPPER_DECODE({shared - launched}, ")

@@ -1,4 +1,4 @@
-/* How the work of a decoding is dealt out: units of keys, of tiles of rows, to the blocks of a grid (hopper_decode.cuh). */
+/* How the work of a decoding is dealt out: units of keys, of tiles of rows, to the blocks of a grid (decode_hopper.cuh). */
 
 namespace decode {
 

@@ -1,4 +1,4 @@
-"""Plans of hopper_decode.cuh's kernels, and which serve a problem: a choice without a measurement. Pure."""
+"""Plans of decode_hopper.cuh's kernels, and which serve a problem: a choice without a measurement. Pure."""
 
 from __future__ import annotations
 

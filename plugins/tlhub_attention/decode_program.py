@@ -9,13 +9,13 @@ from tlhub.build.program import Branch, CudaProgram, Launch, Parameter
 from tlhub.cuda import tensor_cores
 from tlhub.specs import Config, Problem
 from tlhub_attention import cuda_code
-from tlhub_attention.hopper_decode_plan import KEYS, Plan
+from tlhub_attention.decode_plan import KEYS, Plan
 from tlhub_attention.hopper_plan import ITEM
 
 _LEAST_PART, _SYMBOLIC_PART = 8, 16  # positions of a page that are copied at once
 _SLOTS = 4  # rows that a block of the kernel that adds up parts does at once
 _FOLDER = Path(__file__).parent / "cuda"
-_FILES = ("decode_call", "decode_units", "decode_tile", "decode_combine", "hopper_decode")
+_FILES = ("decode_call", "decode_units", "decode_tile", "decode_combine", "decode_hopper")
 
 _SERVED = f"H_kv > 0 && H % H_kv == 0 && S < {cuda_code.MOST} && S_kv < {cuda_code.MOST}"
 """The condition that there are heads, and that positions are ints. S_kv: how many keys a sequence has room for."""

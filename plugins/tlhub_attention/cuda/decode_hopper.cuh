@@ -21,7 +21,7 @@ constexpr int BOX_BYTES = BN * 128; /* of 64 channels */
 constexpr int PARTS = BN / PART;    /* of a unit, that bulk copies bring: PART keys of a page, or all of them */
 constexpr int K_BOXES = (D + 63) / 64, V_BOXES = (D_V + 63) / 64;
 
-/* What a kernel is: Python's side of it is hopper_decode_plan.py. */
+/* What a kernel is: Python's side of it is decode_plan.py. */
 template <int ROWS_, int WARPS_, int STAGES_> struct Plan {
   static constexpr int ROWS = ROWS_, WARPS = WARPS_, STAGES = STAGES_;
   static constexpr int ROW_WARPS = ROWS / 16, KEY_WARPS = WARPS / ROW_WARPS, THREADS = 32 * (WARPS + 1);

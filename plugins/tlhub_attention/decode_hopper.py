@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tlhub.specs import Config, DeviceFacts, Problem, Schedule
 from tlhub_attention import hopper
-from tlhub_attention.hopper_decode_plan import plans
+from tlhub_attention.decode_plan import plans
 
 
 def configs(problem: Problem, facts: DeviceFacts) -> Sequence[Config]:
@@ -16,22 +16,22 @@ def configs(problem: Problem, facts: DeviceFacts) -> Sequence[Config]:
 
 
 HOPPER_DECODE = Schedule(
-    name="hopper_decode",
+    name="hopper",
     kernel="attention_decode",
     kernel_revision=1,
     revision=1,
     targets=("cuda",),
     toolchain="cuda",
-    program="tlhub_attention.hopper_decode_program:program",
+    program="tlhub_attention.decode_program:program",
     supports=hopper.supports,
     configs=configs,
     symbolic=("B", "S", "H", "H_kv", "S_kv", "P", "page", "L"),
     sources=(
-        *(f"tlhub_attention.hopper_decode{suffix}" for suffix in ("", "_plan", "_program")),
+        *(f"tlhub_attention.decode_{part}" for part in ("hopper", "plan", "program")),
         *hopper.HOPPER.sources,  # what is the same
         *(
             f"tlhub_attention/cuda/{name}.cuh"
-            for name in ("decode_call", "decode_units", "decode_tile", "decode_combine", "hopper_decode")
+            for name in ("decode_call", "decode_units", "decode_tile", "decode_combine", "decode_hopper")
         ),
     ),
     priority=20,
