@@ -19,8 +19,6 @@ MANY = settings(
 )
 LENGTHS = st.one_of(st.integers(0, 9), st.sampled_from([23, 24, 25, 63, 64, 65, 95, 96, 97, 101, 191, 193, 250]))
 CHANNELS = st.one_of(st.integers(0, 9), st.sampled_from([16, 31, 63, 64, 65, 80]))
-
-TOKENS = st.one_of(st.integers(0, 9), st.sampled_from([47, 48, 191, 192, 193, 400]))
 SCALARS = st.fixed_dictionaries(
     {
         "scale": st.sampled_from([0.3, 0.5, -0.25, 0.0]),
@@ -74,7 +72,7 @@ def layout(draw: Any, array: Array) -> Array:
 
 
 def numbers(draw: Any, array: Array) -> Array:
-    """Return integers in an array of another stride."""
+    """Return numbers in an array of another stride."""
     step = draw(st.sampled_from([1, 1, 2, -1]))
     room = np.full((*array.shape[:-1], abs(step) * array.shape[-1]), -7, array.dtype)
     view = room[..., ::step]

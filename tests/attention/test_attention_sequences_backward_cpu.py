@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from attention_lab import MANY, SCALARS, TOKENS, Array, heads, layout, numbers
+from attention_lab import MANY, SCALARS, Array, heads, layout, numbers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -46,16 +46,19 @@ def data(kernel: Any, extents: dict[str, int], seed: int = 0, **scalars: float) 
     ("dtype", "options"),
     [
         ("float32", {"causal": True}),
-        ("float64", {"deterministic": True}),
-        ({"dout": "float16", "q": "bfloat16", "k": "bfloat16", "v": "float16", "o": "float32"}, {"causal": True}),
+        (
+            {"dout": "float16", "q": "bfloat16", "k": "bfloat16", "v": "float16", "o": "float32"},
+            {"deterministic": True},
+        ),
     ],
     ids=str,
 )
-@settings(MANY, max_examples=20)
+@settings(MANY, max_examples=10)
 @given(data_=st.data())
 def test_gradients_of_any_sequences(dtype: Any, options: dict[str, Any], data_: Any) -> None:
     kernel = get(dtype, **options)
-    sizes = {"T": TOKENS, "T_kv": TOKENS, "N1": st.sampled_from([1, 2, 3, 4, 9, 40])}
+    tokens = st.sampled_from([0, 7, 47, 48, 191, 250])
+    sizes = {"T": tokens, "T_kv": tokens, "N1": st.sampled_from([1, 2, 3, 4, 9, 40])}
     extents = data_.draw(heads()) | {name: data_.draw(kind) for name, kind in sizes.items()}
     scalars = data_.draw(SCALARS)
     arrays = data(kernel, extents, data_.draw(st.integers(0, 99)), **scalars)
