@@ -9,7 +9,7 @@ from tlhub.specs import Kernel, Schedule
 from tlhub_attention.backward_contract import ATTENTION_BWD
 from tlhub_attention.backward_hopper import HOPPER_BWD
 from tlhub_attention.contract import ATTENTION
-from tlhub_attention.cpu import FLASH, FLASH_BWD, FLASH_DECODE, FLASH_VARLEN
+from tlhub_attention.cpu import FLASH, FLASH_BWD, FLASH_DECODE, FLASH_VARLEN, FLASH_VARLEN_BWD
 from tlhub_attention.decode_contract import DECODE
 from tlhub_attention.decode_hopper import HOPPER_DECODE
 from tlhub_attention.hopper import HOPPER
@@ -26,4 +26,4 @@ def tlhub_kernels() -> Iterable[Kernel]:
 
 @hookimpl
 def tlhub_schedules() -> Iterable[Schedule]:
-    return [FLASH, FLASH_BWD, FLASH_DECODE, FLASH_VARLEN, HOPPER, HOPPER_BWD, HOPPER_DECODE]
+    return [FLASH, FLASH_BWD, FLASH_DECODE, FLASH_VARLEN, FLASH_VARLEN_BWD, HOPPER, HOPPER_BWD, HOPPER_DECODE]

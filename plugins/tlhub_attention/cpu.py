@@ -68,7 +68,7 @@ FLASH_DECODE = replace(
     kernel="attention_decode",
     program="tlhub_attention.cpu_sequences:decode",
     symbolic=tuple(d.name for d in DECODE.dims),
-    sources=("tlhub_attention.cpu_sequences", *FLASH.sources),
+    sources=("tlhub_attention.cpu_sequences", "tlhub_attention.cpu_frames", *FLASH.sources),
     doc="as cpu_flash: a task takes the queries of a sequence that share a head of keys, and reads lengths and pages",
 )
 
@@ -79,4 +79,14 @@ FLASH_VARLEN = replace(
     program="tlhub_attention.cpu_sequences:varlen",
     symbolic=tuple(d.name for d in VARLEN.dims),
     doc="as cpu_flash: a task takes a block of queries of one sequence",
+)
+
+FLASH_VARLEN_BWD = replace(
+    FLASH_BWD,
+    name="cpu_varlen_bwd",
+    kernel="attention_varlen_bwd",
+    program="tlhub_attention.cpu_sequences_backward:program",
+    symbolic=FLASH_VARLEN.symbolic,
+    sources=(*(f"tlhub_attention.cpu_{m}" for m in ("sequences_backward", "frames")), *FLASH_BWD.sources),
+    doc="as cpu_flash_bwd: a task takes a block of queries, or of keys, of one sequence",
 )

@@ -27,14 +27,12 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as T
 
 from tlhub.specs import Problem
-from tlhub_attention.cpu_backward_task import ARRAYS, DQ_DK, DV, PARTS, Functions, Task
-from tlhub_attention.cpu_blocks import Blocks
-from tlhub_attention.cpu_entry import Entry, block_rows, deal, declare, lay_out, stride_names
+from tlhub_attention.cpu_backward_task import DQ_DK, DV, PARTS, Functions, Task
+from tlhub_attention.cpu_entry import Entry, Program, block_rows, build, deal, lay_out
 from tlhub_attention.cpu_ir import Expr, Frame, Function, Memory, bind, ceil_div, i64, loop, module, when, workspace
-from tlhub_attention.cpu_math import Vector
-from tlhub_attention.cpu_tiles import Tiles
 
 _NUMBERS = "group shift queries query_rows query_blocks key_rows key_blocks tiles tiles_v window capped vectors".split()
+_NUMBERS += ["saved_B", "saved_H"]  # strides of lse and delta, as they are found for both passes
 _TASK = ("b", "h_kv", "row0", "count")
 
 
@@ -43,50 +41,45 @@ def program(problem: Problem, config: Mapping[str, Any], arch: str) -> Any:
 
     *config*: as the forward's; ``block_q`` rows in the lanes of a task, ``block_k`` packed at a time.
     """
-    dtypes = dict(problem.dtypes)
-    acc = "float64" if dtypes["q"] == "float64" else "float32"
-    lanes = int(config["lanes"]) // (2 if acc == "float64" else 1)
-    tiles = Tiles(Vector(acc, lanes), int(config["vectors"]), int(config["tile"]), int(config["block_k"]))
-    names = [*[name for name, _ in problem.dims], *_NUMBERS, *stride_names(ARRAYS), *PARTS, "scratch"]
-    blocks = Blocks(tiles, dtypes, names, arch != "cpu:x86-64-v2", bool(problem.option["causal"]))
-    return _Backward(problem, blocks, int(config["block_q"])).build()
+    return build(Backward, problem, config, arch)
 
 
-class _Backward:
+class Backward(Program):
     """The entry, and the functions of a task of each pass."""
 
-    def __init__(self, problem: Problem, blocks: Blocks, block: int) -> None:
-        self.problem, self.blocks, self.tiles, self.block = problem, blocks, blocks.tiles, block
-        self.has = Functions(blocks)
+    numbers = (*_NUMBERS, *PARTS)
 
     def build(self) -> Any:
         """Return the module."""
-        acc, has = self.blocks.acc, self.has
-        pointers = [(n, f"*{self.blocks.storage(n)}") for n in ARRAYS]
-        known = [("frame", "*int64"), *[(n, f"*{acc}") for n in ("lse2", "delta", "scratch")]]
-        numbers = [*[(n, acc) for n in ("factor", "cap", "scale")], *[(n, "int64") for n in _TASK]]
-        tasks = [
-            Function(name, [*pointers, *known, *numbers], lambda *args, body=body: body(Task(has, args)))
-            for name, body in (("attention_queries", self._queries), ("attention_keys", self._keys))
-        ]
+        has = self.has = Functions(self.blocks)
+        pointers = [(n, f"*{self.blocks.storage(n)}") for n in self.arrays]
+        known = [("frame", "*int64"), *[(n, f"*{self.acc}") for n in ("lse2", "delta", "scratch")]]
+        numbers = [*[(n, self.acc) for n in ("factor", "cap", "scale")], *[(n, "int64") for n in _TASK]]
+        self.functions += has.all
+        called = []
+        for name, axis, body in (("queries", "S", self._queries), ("keys", "S_kv", self._keys)):
+            params = [*pointers, *known, *numbers]
+            task = Function(f"attention_{name}", params, lambda *args, body=body: body(Task(has, args)))
+            self.functions.append(task)
+            called.append(self._around(task, axis))
         with IRBuilder() as builder:
             with T.prim_func():
-                T.func_name("attention_bwd")
-                self._entry(*tasks)
+                T.func_name(self.problem.kernel)
+                self._entry(*called)
             entry = builder.get()
-        return module("attention_bwd", entry, [*has.all, *tasks])
+        return module(self.problem.kernel, entry, self.functions)
 
     # -- the entry -------------------------------------------------------------------------------------
 
     def _entry(self, queries: Function, keys: Function) -> None:
         """Declare the parameters, fill the frame, find lse and delta of all queries, and deal out the tasks."""
-        entry = declare(self.problem, ARRAYS, self.blocks)
+        entry = self._declare()
         frame, dims = entry.frame, entry.dims
         self._sizes(frame, dims)
         heads = bind(dims["B"] * dims["H"], "heads")
         size = heads * dims["S"] + i64(self.tiles.block + self.tiles.tile)  # a block is read whole
-        with workspace(size * i64(2), self.blocks.acc) as found:
-            saved = Memory("saved", found, self.blocks.acc)
+        with workspace(size * i64(2), self.acc) as found:
+            saved = Memory("saved", found, self.acc)
             delta = saved.at(size)
             with loop(0, heads, "head", T.parallel) as head, when(dims["S"] > i64(0)):
                 self._sums(entry, head, found, delta)
@@ -101,9 +94,10 @@ class _Backward:
         most = i64(0)
         for name, count in (("query", rows), ("key", dims["S_kv"])):
             each = frame.put(f"{name}_rows", block_rows(heads, count, self.block, panel))
-            frame.put(f"{name}_blocks", ceil_div(count, each))
+            frame.put(f"{name}_blocks", self._blocks(frame, count, each))
             most = tirx.max(most, ceil_div(tirx.min(each, count), panel) * i64(panel))
         padded = bind(most, "padded")
+        frame.put("saved_B", dims["H"] * frame.put("saved_H", dims["S"]))
         tiles = frame.put("tiles", ceil_div(dims["D"], tile))
         tiles_v = frame.put("tiles_v", ceil_div(dims["D_v"], tile))
         size = {"left": padded * dims["D"], "right": padded * dims["D_v"], "ones": i64(panel)}
@@ -115,7 +109,7 @@ class _Backward:
 
     def _sums(self, entry: Entry, head: Expr, lse2: Expr, delta: Expr) -> None:
         f, dims = entry.frame, entry.dims
-        pointer = dict(zip(ARRAYS, entry.pointers, strict=True))
+        pointer = dict(zip(self.arrays, entry.pointers, strict=True))
         b = bind(tirx.truncdiv(head, dims["H"]), "b")
         h = bind(head - b * dims["H"], "h")
         at = [bind(b * f[f"{n}_B"] + h * f[f"{n}_H"]) for n in ("dout", "o", "lse")]
@@ -129,7 +123,7 @@ class _Backward:
         with loop(0, bind(entry.dims["B"] * kv_heads * blocks, "tasks"), "task", T.parallel) as i:
             head, row0, count = deal(i, blocks, each, rows)
             b = bind(tirx.truncdiv(head, kv_heads), "b")
-            with workspace(frame["scratch"], self.blocks.acc) as scratch:
+            with workspace(frame["scratch"], self.acc) as scratch:
                 numbers = (b, head - b * kv_heads, row0, count)
                 known = (frame.address, lse2, delta, scratch, entry.factor, entry.cap, entry.scale)
                 task(*entry.pointers, *known, *numbers)

@@ -13,7 +13,6 @@ from tlhub_attention.cpu_entry import parts
 from tlhub_attention.cpu_gradients import Gradients
 from tlhub_attention.cpu_ir import Expr, Frame, Function, Memory, bind, branch, ceil_div, i64, loop, when
 
-ARRAYS = ("dout", "q", "k", "v", "o", "lse", "dq", "dk", "dv")
 PARTS = "left right out out_v rows rows_v packed packed_v weights pull lse delta ones low high flag flag_v".split()
 _INTEGERS = ("low", "high", "flag", "flag_v")
 _CHANNELS = {"q": "D", "k": "D", "v": "D_v", "dout": "D_v", "dq": "D", "dk": "D", "dv": "D_v"}
@@ -76,8 +75,9 @@ class Task:
 
     def __init__(self, functions: Functions, args: tuple[Any, ...]) -> None:
         self.has, self.tiles = functions, functions.blocks.tiles
-        self.arrays = {n: x.buffer.data for n, x in zip(ARRAYS, args, strict=False)}
-        frame, self.lse2, self.delta, scratch, *numbers = args[len(ARRAYS) :]
+        names = functions.blocks.dtypes
+        self.arrays = {n: x.buffer.data for n, x in zip(names, args, strict=False)}
+        frame, self.lse2, self.delta, scratch, *numbers = args[len(names) :]
         self.factor, self.cap, self.scale, self.b, self.h_kv, self.row0, self.count = numbers
         self.f, self.address = Frame(functions.blocks.names, frame), frame.buffer.data
         self.m = parts(self.f, PARTS, scratch, _INTEGERS)
@@ -102,7 +102,7 @@ class Task:
     def saved(self, g: Expr) -> Expr:
         """Return where lse and delta of query head *g* of those that share the keys begin."""
         f = self.f
-        return (self.b * f["H"] + self.h_kv * f["group"] + g) * f["S"]
+        return self.b * f["saved_B"] + (self.h_kv * f["group"] + g) * f["saved_H"]
 
     def _lanes(self, name: str) -> tuple[Expr, ...]:
         """Return first item, rows, group, strides and width of an array whose rows lie in the lanes."""

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
 from tlhub.specs import DTYPES, Problem
 from tlhub_attention.cpu_blocks import Blocks
-from tlhub_attention.cpu_ir import Expr, Frame, Memory, bind, ceil_div, i64, pointer
+from tlhub_attention.cpu_ir import Expr, Frame, Function, Memory, bind, ceil_div, i64, pointer
 from tlhub_attention.cpu_math import LOG2E, Vector
+from tlhub_attention.cpu_tiles import Tiles
 
 AXES = {"q": "B S H D", "k": "B S_kv H_kv D", "v": "B S_kv H_kv D_v", "o": "B S H D_v", "lse": "B H S"}
 AXES |= {"dout": AXES["o"], "dq": AXES["q"], "dk": AXES["k"], "dv": AXES["v"]}
+"""The dims of each array."""
 _MANY_TASKS = 32
 """From so many tasks on, blocks of rows are whole: fewer are cut in four, so that every core gets some."""
 
@@ -140,3 +142,51 @@ def parts(frame: Frame, names: Sequence[str], scratch: Memory, integers: Sequenc
         kind = "int32" if name in integers else scratch.dtype
         found[name] = Memory(name, pointer("address_of", kind, scratch[frame[name]]), kind)
     return found
+
+
+class Program:
+    """A kind of attention program: its entry, and its private ``functions``, which a kind adds to as it makes them.
+
+    ``axes`` and ``roles`` are those of ``declare``; ``numbers`` are names of the frame besides dims and strides.
+    """
+
+    axes: ClassVar[Mapping[str, str]] = AXES
+    roles: ClassVar[Mapping[str, str]] = {}
+    numbers: ClassVar[Sequence[str]] = ()
+
+    def __init__(self, problem: Problem, blocks: Blocks, block: int) -> None:
+        self.problem, self.blocks, self.tiles, self.arrays = problem, blocks, blocks.tiles, list(blocks.dtypes)
+        self.block, self.acc = block, blocks.acc
+        self.functions: list[Function] = []
+
+    def build(self) -> Any:
+        """Return the module."""
+        raise NotImplementedError
+
+    def _around(self, task: Function, axis: str) -> Function:
+        """Return what the entry calls in place of *task*, which takes a block of rows along *axis*: S or S_kv."""
+        return task
+
+    def _declare(self) -> Entry:
+        """Declare the parameters, and refuse the call where arrays hold what they may not."""
+        return declare(self.problem, self.arrays, self.blocks, self.axes, self.roles)
+
+    def _blocks(self, frame: Frame, rows: Expr, each: Expr) -> Expr:
+        """Return how many blocks of *each* rows there are for one head of keys, which has *rows*."""
+        return ceil_div(rows, each)
+
+
+def build(kind: type[Program], problem: Problem, config: Mapping[str, Any], arch: str) -> Any:
+    """Return the module of *problem*, a program of that *kind*.
+
+    *config*: ``lanes`` of a float32 vector, ``vectors`` and ``tile`` of a register tile, ``block_q`` rows in the lanes
+    of a task (a multiple of a panel) and ``block_k`` rows packed at a time (a multiple of the tile).
+    """
+    dtypes = dict(problem.dtypes)
+    acc = "float64" if "float64" in [dtypes[n] for n in "qkv"] else "float32"
+    lanes = int(config["lanes"]) // (2 if acc == "float64" else 1)
+    tiles = Tiles(Vector(acc, lanes), int(config["vectors"]), int(config["tile"]), int(config["block_k"]))
+    dims, strides = [kind.roles.get(name, name) for name, _ in problem.dims], stride_names(list(dtypes), kind.axes)
+    names = [*dims, *kind.numbers, *strides, "scratch"]
+    blocks = Blocks(tiles, dtypes, names, arch != "cpu:x86-64-v2", bool(problem.option["causal"]))
+    return kind(problem, blocks, int(config["block_q"])).build()

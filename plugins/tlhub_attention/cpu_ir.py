@@ -161,7 +161,7 @@ class Function:
     """
 
     def __init__(self, name: str, params: Sequence[tuple[str, str]], body: Callable[..., None]) -> None:
-        self.name, self.var = name, tvm.ir.GlobalVar(name)
+        self.name, self.params, self.var = name, params, tvm.ir.GlobalVar(name)
         with IRBuilder() as builder:
             with T.prim_func(is_private=True):
                 T.func_name(name)

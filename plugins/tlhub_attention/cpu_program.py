@@ -18,17 +18,16 @@ The algorithm is the online softmax of Milakov and Gimelshein (2018), in blocks 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any
 
 from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as T
 
 from tlhub.specs import Problem
-from tlhub_attention.cpu_blocks import Blocks
-from tlhub_attention.cpu_entry import AXES, Entry, block_rows, deal, declare, lay_out, parts, stride_names
+from tlhub_attention.cpu_entry import Program, block_rows, build, deal, lay_out, parts
 from tlhub_attention.cpu_ir import (
     Expr,
     Frame,
@@ -43,10 +42,8 @@ from tlhub_attention.cpu_ir import (
     when,
     workspace,
 )
-from tlhub_attention.cpu_math import Vector
-from tlhub_attention.cpu_tiles import Tiles
 
-_NUMBERS = "group rows shift block_rows blocks channels window capped vectors padded".split()
+_NUMBERS = "group queries shift query_rows query_blocks channels window capped vectors padded".split()
 _PARTS = "packed out keys values weights peak total correction low high flag".split()
 
 
@@ -58,36 +55,10 @@ def program(problem: Problem, config: Mapping[str, Any], arch: str) -> Any:
     return build(Attention, problem, config, arch)
 
 
-def build(kind: type[Attention], problem: Problem, config: Mapping[str, Any], arch: str) -> Any:
-    """Return the module of *problem*, a program of that *kind*.
+class Attention(Program):
+    """The entry, and the function of a task: a block of query rows against the keys of one head."""
 
-    *config*: ``lanes`` of a float32 vector, ``vectors`` and ``tile`` of a register tile, ``block_q`` query
-    rows (a multiple of a panel) and ``block_k`` keys (a multiple of the tile) of a block.
-    """
-    dtypes = dict(problem.dtypes)
-    acc = "float64" if "float64" in [dtypes[n] for n in "qkv"] else "float32"
-    lanes = int(config["lanes"]) // (2 if acc == "float64" else 1)
-    block_k = int(config["block_k"])
-    tiles = Tiles(Vector(acc, lanes), int(config["vectors"]), int(config["tile"]), block_k)
-    dims, strides = [kind.roles.get(name, name) for name, _ in problem.dims], stride_names(list(dtypes), kind.axes)
-    names = [*dims, *_NUMBERS, *kind.numbers, *strides, *_PARTS, "scratch"]
-    blocks = Blocks(tiles, dtypes, names, arch != "cpu:x86-64-v2", bool(problem.option["causal"]))
-    return kind(problem, blocks, int(config["block_q"])).build()
-
-
-class Attention:
-    """The entry, and the function of a task: a block of query rows against the keys of one head.
-
-    ``axes`` and ``roles`` are those of ``declare``; ``numbers`` are more names of the frame.
-    """
-
-    axes: ClassVar[Mapping[str, str]] = AXES
-    roles: ClassVar[Mapping[str, str]] = {}
-    numbers: ClassVar[Sequence[str]] = ()
-
-    def __init__(self, problem: Problem, blocks: Blocks, block_q: int) -> None:
-        self.problem, self.blocks, self.tiles, self.arrays = problem, blocks, blocks.tiles, list(blocks.dtypes)
-        self.block_q, self.acc = block_q, blocks.acc
+    numbers = (*_NUMBERS, *_PARTS)
 
     def build(self) -> Any:
         """Return the module. The private functions are attributes, by the names of what makes them."""
@@ -101,29 +72,25 @@ class Attention:
         self.scores, self.scores_narrow = t.scores(narrow=False), t.scores(narrow=True)
         self.accumulate, self.accumulate_narrow = t.accumulate(narrow=False), t.accumulate(narrow=True)
         self.accumulate_seen = t.accumulate_seen()
-        functions = [self.start, self.limits, self.inspect, self.pack_queries, self.divide, self.scatter]
-        functions += [f for name in ("k", *(() if alike else ("v",))) for f in self.pack[name].functions]
-        functions += [self.clear, self.cap, self.mask, self.softmax, self.scores, self.scores_narrow]
-        functions += [self.accumulate, self.accumulate_narrow, self.accumulate_seen]
+        self.functions += [self.start, self.limits, self.inspect, self.pack_queries, self.divide, self.scatter]
+        self.functions += [f for name in ("k", *(() if alike else ("v",))) for f in self.pack[name].functions]
+        self.functions += [self.clear, self.cap, self.mask, self.softmax, self.scores, self.scores_narrow]
+        self.functions += [self.accumulate, self.accumulate_narrow, self.accumulate_seen]
         if "lse" in self.arrays:
             self.finish_lse = b.finish_lse()
-            functions.append(self.finish_lse)
+            self.functions.append(self.finish_lse)
         pointers = [(n, f"*{b.storage(n)}") for n in self.arrays]
         numbers = [(n, "int64") for n in ("b", "h_kv", "row0", "count")]
         shared = [("frame", "*int64"), ("scratch", f"*{self.acc}"), ("factor", self.acc), ("cap", self.acc)]
-        params = [*pointers, *shared, *numbers]
-        self.task = Function("attention_task", params, self._task)
-        functions += [self.task, *self._around(params)]
+        task = Function("attention_task", [*pointers, *shared, *numbers], self._task)
+        self.functions.append(task)
+        called = self._around(task, "S")
         with IRBuilder() as builder:
             with T.prim_func():
                 T.func_name(self.problem.kernel)
-                self._entry(functions[-1])
+                self._entry(called)
             entry = builder.get()
-        return module(self.problem.kernel, entry, functions)
-
-    def _around(self, params: Sequence[tuple[str, str]]) -> list[Function]:
-        """Return functions of a kind's own; the entry calls the last of all in place of ``task``, with *params*."""
-        return []
+        return module(self.problem.kernel, entry, self.functions)
 
     # -- the entry -------------------------------------------------------------------------------------
 
@@ -133,23 +100,19 @@ class Attention:
         frame, dims = entry.frame, entry.dims
         tasks = self._sizes(frame, dims)
         with loop(0, tasks, "task", T.parallel) as i:
-            head, row0, count = deal(i, frame["blocks"], frame["block_rows"], frame["rows"])
+            head, row0, count = deal(i, frame["query_blocks"], frame["query_rows"], frame["queries"])
             b = bind(tirx.truncdiv(head, dims["H_kv"]), "b")
             with workspace(frame["scratch"], self.acc) as scratch:
                 numbers = (b, head - b * dims["H_kv"], row0, count)
                 task(*entry.pointers, frame.address, scratch, entry.factor, entry.cap, *numbers)
 
-    def _declare(self) -> Entry:
-        """Declare the parameters, and refuse the call where arrays hold what they may not."""
-        return declare(self.problem, self.arrays, self.blocks, self.axes, self.roles)
-
     def _sizes(self, frame: Frame, dims: Mapping[str, Expr]) -> Expr:
         """Put what all tasks share into the frame: rows, blocks, parts of the scratch. Return the number of tasks."""
         panel = self.tiles.panel
-        rows = frame.put("rows", frame["group"] * dims["S"])
-        heads = bind(dims.get("B", i64(1)) * dims["H_kv"], "heads")
-        each = frame.put("block_rows", block_rows(heads, rows, self.block_q, panel))
-        blocks = frame.put("blocks", self._blocks(frame, rows, each))
+        rows = frame.put("queries", frame["group"] * dims["S"])
+        heads = bind(dims["B"] * dims["H_kv"], "heads")
+        each = frame.put("query_rows", block_rows(heads, rows, self.block, panel))
+        blocks = frame.put("query_blocks", self._blocks(frame, rows, each))
         channels = frame.put("channels", ceil_div(dims["D_v"], self.tiles.tile) * i64(self.tiles.tile))
         rows = frame.put("padded", ceil_div(tirx.min(each, rows), panel) * i64(panel))
         slack = self.tiles.block + self.tiles.tile  # narrow tiles are twice as high
@@ -158,10 +121,6 @@ class Attention:
         size |= {"correction": panel, "flag": 1}
         lay_out(frame, {name: size.get(name, rows) for name in _PARTS})
         return bind(heads * blocks, "tasks")
-
-    def _blocks(self, frame: Frame, rows: Expr, each: Expr) -> Expr:
-        """Return how many blocks of *each* query rows there are for one head of keys, which has *rows*."""
-        return ceil_div(rows, each)
 
     # -- a task ----------------------------------------------------------------------------------------
 

@@ -19,6 +19,13 @@ MANY = settings(
 )
 LENGTHS = st.one_of(st.integers(0, 9), st.sampled_from([23, 24, 25, 63, 64, 65, 95, 96, 97, 101, 191, 193, 250]))
 CHANNELS = st.one_of(st.integers(0, 9), st.sampled_from([16, 31, 63, 64, 65, 80]))
+SCALARS = st.fixed_dictionaries(
+    {
+        "scale": st.sampled_from([0.3, 0.5, -0.25, 0.0]),
+        "window": st.sampled_from([0, 0, 1, 2, 7, 96, 1000]),
+        "softcap": st.sampled_from([0.0, 0.0, 0.3, 30.0, -2.0]),
+    }
+)
 
 
 @st.composite
@@ -33,6 +40,13 @@ def dims(draw: st.DrawFn) -> dict[str, int]:
         "S_kv": draw(LENGTHS),
         "D_v": draw(CHANNELS),
     }
+
+
+@st.composite
+def heads(draw: st.DrawFn) -> dict[str, int]:
+    shared = draw(st.integers(1, 3))
+    sizes = {"H": shared * draw(st.sampled_from([1, 1, 2, 5, 8])), "H_kv": shared}
+    return sizes | {"D": draw(CHANNELS), "D_v": draw(CHANNELS)}
 
 
 def layout(draw: Any, array: Array) -> Array:
@@ -53,6 +67,15 @@ def layout(draw: Any, array: Array) -> Array:
     b, s, h, d = array.shape
     room = np.full((b, s, h, 2 * d) if kind == "step" else (b, s + 2, h, d + 5), np.nan, array.dtype)
     view = room[..., ::2] if kind == "step" else room[:, :s, :, :d]
+    view[...] = array
+    return view
+
+
+def numbers(draw: Any, array: Array) -> Array:
+    """Return numbers in an array of another stride."""
+    step = draw(st.sampled_from([1, 1, 2, -1]))
+    room = np.full((*array.shape[:-1], abs(step) * array.shape[-1]), -7, array.dtype)
+    view = room[..., ::step]
     view[...] = array
     return view
 

@@ -14,7 +14,7 @@ from tlhub.specs import Problem
 from tlhub_attention import backward_reference, decode_reference, varlen_backward_reference, varlen_reference
 from tlhub_attention.backward_contract import ATTENTION_BWD
 from tlhub_attention.contract import DTYPES
-from tlhub_attention.cpu import FLASH_DECODE, FLASH_VARLEN, supports
+from tlhub_attention.cpu import FLASH_DECODE, FLASH_VARLEN, FLASH_VARLEN_BWD, supports
 from tlhub_attention.decode_contract import DECODE
 from tlhub_attention.varlen_backward_contract import VARLEN_BWD
 from tlhub_attention.varlen_contract import VARLEN
@@ -103,7 +103,7 @@ def test_the_cpu_serves_all_but_float8_with_one_binary_for_every_size() -> None:
         for made in (decode(dtype, paged=True), varlen(dtype)):
             assert (supports(made, facts) is None) is not dtype.startswith("float8")
     assert set(FLASH_DECODE.symbolic) == {d.name for d in DECODE.dims}
-    assert set(FLASH_VARLEN.symbolic) == {d.name for d in VARLEN.dims}
+    assert set(FLASH_VARLEN.symbolic) == set(FLASH_VARLEN_BWD.symbolic) == {d.name for d in VARLEN.dims}
 
 
 # -- data ------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from attention_lab import CHANNELS, MANY, layout
+from attention_lab import MANY, SCALARS, Array, heads, layout, numbers
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,38 +21,14 @@ from tlhub.specs import Kernel
 from tlhub_attention.decode_contract import DECODE
 from tlhub_attention.varlen_contract import VARLEN
 
-Array = np.ndarray[Any, Any]
 ROOM = st.one_of(st.integers(0, 9), st.sampled_from([23, 24, 95, 96, 97, 250, 300]))
 TOKENS = st.one_of(st.integers(0, 9), st.sampled_from([47, 48, 191, 192, 193, 400]))
-SCALARS = st.fixed_dictionaries(
-    {
-        "scale": st.sampled_from([0.3, 0.5, -0.25, 0.0]),
-        "window": st.sampled_from([0, 0, 1, 2, 7, 96, 1000]),
-        "softcap": st.sampled_from([0.0, 0.0, 0.3, 30.0, -2.0]),
-    }
-)
 
 
 def get(kernel: Kernel, dtype: Any = "float32", **options: Any) -> Any:
     paged = options.get("paged", False)
     symbolic = {d.name: d.name for d in kernel.dims if d.when in ({}, {"paged": paged})}
     return tlhub.get(kernel.name, symbolic, dtype, device="cpu", **options)
-
-
-@st.composite
-def heads(draw: st.DrawFn) -> dict[str, int]:
-    shared = draw(st.integers(1, 3))
-    sizes = {"H": shared * draw(st.sampled_from([1, 1, 2, 5, 8])), "H_kv": shared}
-    return sizes | {"D": draw(CHANNELS), "D_v": draw(CHANNELS)}
-
-
-def numbers(draw: Any, array: Array) -> Array:
-    """Return integers in an array of another stride."""
-    step = draw(st.sampled_from([1, 1, 2, -1]))
-    room = np.full((*array.shape[:-1], abs(step) * array.shape[-1]), -7, array.dtype)
-    view = room[..., ::step]
-    view[...] = array
-    return view
 
 
 def drawn(kernel: Kernel, compiled: Any, extents: dict[str, int], data: Any) -> dict[str, Array]:
