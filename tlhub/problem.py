@@ -167,11 +167,12 @@ def _dims(kernel: Kernel, options: Mapping[str, Value], shape: Shape) -> tuple[t
         given = dict(shape)
         for name in given:
             if name not in names:
-                under = next((f" with {n}={v!r}" for d in kernel.dims if d.name == name for n, v in d.when.items()), "")
+                under = next((f"{n}={v!r}" for d in kernel.dims if d.name == name for n, v in d.when.items()), None)
                 raise ArgumentError(
-                    f"{kernel.name}: no dim {name!r}{' but' if under else ''}{under}; its dims are {', '.join(names)}",
+                    f"{kernel.name}: no dim {name!r}{f' but with {under}' if under else ''}; "
+                    f"its dims are {', '.join(names)}",
                     argument="shape",
-                    hint=suggest(name, names, _usage(there)),
+                    hint=under or suggest(name, names, _usage(there)),
                 )
     elif isinstance(shape, (str, bytes)) or not isinstance(shape, Sequence):
         raise ArgumentError(
@@ -214,9 +215,9 @@ def _positions(kernel: str, dims: Sequence[Dim], shape: Sequence[Any]) -> list[s
 
 
 def _usage(dims: Sequence[Dim]) -> str:
-    """Show how *dims* are given: ``by position 1024,1024, by name M=1024,N=1024``."""
+    """Show how *dims* are given, by extents that most kernels take: ``by position 16,16, by name M=16,N=16``."""
     required = [d.name for d in dims if d.default is None]
-    return f"by position {','.join('1024' for _ in required)}, by name {','.join(f'{n}=1024' for n in required)}"
+    return f"by position {','.join('16' for _ in required)}, by name {','.join(f'{n}=16' for n in required)}"
 
 
 def _commas(typed: Any) -> str | None:

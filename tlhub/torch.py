@@ -10,6 +10,7 @@ logarithms of the sums (lse) as well, and ``torch.ops.tlhub.attention_bwd``.
 
 from __future__ import annotations
 
+from numbers import Integral, Real
 from typing import Any
 
 from tlhub.errors import ArgumentError, PluginError
@@ -17,6 +18,7 @@ from tlhub.hub import get
 
 try:
     import torch
+    from torch.autograd.forward_ad import unpack_dual
 except ImportError as error:
     raise PluginError(f"tlhub.torch needs PyTorch: {error}", hint="pip install torch") from error
 
@@ -25,6 +27,8 @@ __all__ = ["attention"]
 Tensor = Any
 """torch.Tensor; a name that type checkers know without PyTorch."""
 
+_INTS = (Integral, torch.SymInt)
+_FLOATS = (Real, torch.SymInt, torch.SymFloat)
 _NUMBERS = "bool causal, float? scale, int window, float softcap, bool deterministic, str? schedule"
 
 
@@ -53,6 +57,10 @@ def attention(
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, torch.Tensor):
             raise _refused(name, "a tensor of PyTorch", type(x).__name__, f"torch.as_tensor({name})")
+        if unpack_dual(x).tangent is not None:  # PyTorch would take the result's for 0
+            hint = f"torch.autograd.grad(o, {name}, dout), which is reverse mode"
+            raise _refused(name, "a tensor without a tangent", "one of forward-mode differentiation", hint)
+    _check_numbers(scale=0.0 if scale is None else scale, window=window, softcap=softcap)
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
     o, _ = torch.ops.tlhub.attention(q, k, v, causal, scale, window, softcap, deterministic, schedule)
@@ -151,6 +159,13 @@ def _check_ranks(**tensors: Tensor) -> None:
         if x.ndim != 4:
             hint = f"{name}.unsqueeze(0), where it is the batch that is missing"
             raise _refused(name, "dims (batch, sequence, heads, channels)", f"shape {tuple(x.shape)}", hint)
+
+
+def _check_numbers(**numbers: Any) -> None:
+    for name, number in numbers.items():
+        said, kinds = ("int", _INTS) if name == "window" else ("float", _FLOATS)
+        if not isinstance(number, kinds):  # a tensor, too: its gradient would be lost
+            raise _refused(name, f"a number, {said}", type(number).__name__, f"{name}={said}({name})")
 
 
 def _refused(name: str, expected: str, got: str, hint: str) -> ArgumentError:

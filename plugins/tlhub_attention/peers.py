@@ -78,18 +78,24 @@ def torch_gpu_backward(problem: Problem, inputs: Mapping[str, Any], scalars: Map
     return lambda: backward(gradient, q, k, v, o, lse, *rest, scale=scale)
 
 
-def _refuse(problem: Problem, scalars: Mapping[str, float]) -> None:
-    """Raise NotImplementedError where PyTorch's attention does something else."""
+def refuse(problem: Problem, scalars: Mapping[str, float], lse: bool = False) -> None:
+    """Raise NotImplementedError where PyTorch's attention, in any form, does something else. *lse*: it has that."""
     import torch
 
-    option, dim = problem.option, problem.dim
-    dtypes = {name: dtype for name, dtype in problem.dtypes if name != "lse"}
-    if option.get("lse") or scalars["window"] > 0 or scalars["softcap"]:
-        raise NotImplementedError("it has no lse, window or softcap")
-    if option["causal"] and dim["S"] != dim["S_kv"]:
-        raise NotImplementedError("its causal mask is aligned at the start")
+    dtypes = {name: dtype for name, dtype in problem.dtypes if name in ("dout", "q", "k", "v", "o")}
+    if scalars["window"] > 0 or scalars["softcap"]:
+        raise NotImplementedError("it has no window or softcap")
+    if problem.option.get("lse") and not lse:
+        raise NotImplementedError("it has no lse")
     if len(set(dtypes.values())) > 1 or not hasattr(torch, dtypes["q"]):
         raise NotImplementedError(f"it does not take {', '.join(f'{n} {d}' for n, d in dtypes.items())}")
+
+
+def _refuse(problem: Problem, scalars: Mapping[str, float]) -> None:
+    """Raise NotImplementedError where scaled_dot_product_attention of whole arrays does something else."""
+    refuse(problem, scalars)
+    if problem.option["causal"] and problem.dim["S"] != problem.dim["S_kv"]:
+        raise NotImplementedError("its causal mask is aligned at the start")
 
 
 def tensors(problem: Problem, inputs: Mapping[str, Array], names: Sequence[str]) -> list[Any]:

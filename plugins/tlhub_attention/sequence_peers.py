@@ -9,7 +9,7 @@ import numpy as np
 
 from tlhub.specs import Problem
 from tlhub_attention import decode_reference, varlen_reference
-from tlhub_attention.peers import tensors
+from tlhub_attention.peers import refuse, tensors
 from tlhub_attention.rows import Array
 from tlhub_attention.sequences import Split
 
@@ -35,9 +35,7 @@ def torch_gpu_decode(problem: Problem, inputs: Mapping[str, Any], scalars: Mappi
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    _refuse(problem, scalars)
-    if problem.option["lse"]:
-        raise NotImplementedError("it has no lse")
+    refuse(problem, scalars)
     if problem.option["paged"]:
         raise NotImplementedError("it has no pages")
     if (inputs["lengths"] != problem.dim["S_kv"]).any():
@@ -61,7 +59,7 @@ def torch_gpu_varlen(problem: Problem, inputs: Mapping[str, Any], scalars: Mappi
     """
     import torch
 
-    _refuse(problem, scalars)
+    refuse(problem, scalars, lse=True)
     if problem.dim["D"] != problem.dim["D_v"]:
         raise NotImplementedError("it takes values with as many channels as keys")
     starts, starts_kv = inputs["starts"], inputs["starts_kv"]
@@ -78,9 +76,7 @@ def _one_by_one(
     """Return the calls for each sequence with queries and keys, which return their outputs (1, H, S, D_v)."""
     import torch
 
-    _refuse(problem, scalars)
-    if problem.option["lse"]:
-        raise NotImplementedError("it has no lse")
+    refuse(problem, scalars)
     grouped, calls = problem.dim["H"] != problem.dim["H_kv"], []
     for one, _ in split(problem, inputs, (inputs["q"],)):
         contiguous = {name: np.ascontiguousarray(array) for name, array in one.items()}
@@ -95,14 +91,3 @@ def _one_by_one(
         calls.append((q, k, v, how))
     attend = torch.nn.functional.scaled_dot_product_attention
     return lambda: [attend(q, k, v, **how) for q, k, v, how in calls if q.numel() and k.numel()]
-
-
-def _refuse(problem: Problem, scalars: Mapping[str, float]) -> None:
-    """Raise NotImplementedError where PyTorch's attention does something else."""
-    import torch
-
-    dtypes = {name: dtype for name, dtype in problem.dtypes if name in ("q", "k", "v", "o")}
-    if scalars["window"] > 0 or scalars["softcap"]:
-        raise NotImplementedError("it has no window or softcap")
-    if len(set(dtypes.values())) > 1 or not hasattr(torch, dtypes["q"]):
-        raise NotImplementedError(f"it does not take {', '.join(f'{n} {d}' for n, d in dtypes.items())}")

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tlhub.specs import Arg, Kernel, Problem
-from tlhub_attention import contract, varlen_contract
+from tlhub_attention import varlen_contract
 from tlhub_attention.backward_contract import ATTENTION_BWD
 from tlhub_attention.varlen_contract import VARLEN
 
 
 def check(problem: Problem) -> str | None:
     """Return why no such backward can exist, or None."""
-    return varlen_contract.check(problem) or contract.check(problem, ("dout", "q", "k", "v", "o"))
+    return varlen_contract.check(problem, ("dout", "q", "k", "v", "o"))
 
 
 def flops(dims: Mapping[str, int]) -> float:

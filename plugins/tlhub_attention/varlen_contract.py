@@ -10,18 +10,18 @@ each as the nearest number from 0 to T (T_kv), and what the results are then is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from tlhub.specs import Arg, Dim, Kernel, Problem
 from tlhub_attention import contract
 from tlhub_attention.contract import ATTENTION
 
 
-def check(problem: Problem) -> str | None:
-    """Return why no such attention can exist, or None."""
+def check(problem: Problem, inputs: Sequence[str] = "qkv") -> str | None:
+    """Return why no such attention can exist, or None. *inputs*: those that have the problem's dtype."""
     if problem.dim["N1"] == 0:
         return "N1=0; starts has one more than there are sequences, so at least 1"
-    return contract.check(problem)
+    return contract.check(problem, inputs)
 
 
 def flops(dims: Mapping[str, int]) -> float:

@@ -166,6 +166,26 @@ def test_what_does_not_fit_is_refused(change: Any, error: type[Exception], said:
         attention(*change(*(x.detach() for x in qkv())))
 
 
+@pytest.mark.parametrize(
+    ("number", "hint"),
+    [
+        ({"window": 1.5}, r"window=int\(window\)"),
+        ({"softcap": None}, r"softcap=float\(softcap\)"),
+        ({"scale": "1"}, r"scale=float\(scale\)"),
+        ({"scale": torch.tensor(0.5, requires_grad=True)}, r"scale=float\(scale\)"),
+    ],
+)
+def test_numbers_are_numbers(number: dict[str, Any], hint: str) -> None:
+    with pytest.raises(ArgumentError, match=f"argument '{next(iter(number))}': expected a number.*\n.*{hint}"):
+        attention(*qkv(), **number)
+
+
+def test_forward_mode_is_refused() -> None:
+    q, k, v = (x.detach() for x in qkv())
+    with pytest.raises(ArgumentError, match=r"argument 'k': .*tangent.*\n.*torch.autograd.grad"):
+        torch.func.jvp(lambda k: attention(q, k, v), (k,), (k,))
+
+
 def test_a_schedule_is_asked_for_by_name() -> None:
     q, k, v = (x.detach() for x in qkv())
     assert torch.equal(attention(q, k, v, schedule="cpu_flash"), attention(q, k, v))
