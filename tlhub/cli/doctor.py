@@ -289,13 +289,24 @@ def _site_stores() -> Iterable[Check]:
             yield Check("store", "warning", text, f"TLHUB_CACHE_DIR={shlex.quote(root)} tlhub cache verify")
         else:
             yield Check("store", "ok", root)
+    asking = [store.name for store in (*site_stores(), *remote_stores()) if (store.signed or "off") != "off"]
+    if asking:
+        yield from _keys(", ".join(asking))
 
 
 def _signatures() -> Iterable[Check]:
-    from tlhub.cache import keyring, vouching
+    from tlhub.cache import vouching
 
-    if vouching.policy() != "off" and not keyring.trusted():
-        yield Check("signatures", "warning", "no key is trusted: no signature counts", "tlhub trust add NAME FILE")
+    if vouching.policy() != "off":
+        yield from _keys("TLHUB_SIGNED")
+
+
+def _keys(asking: str) -> Iterable[Check]:
+    from tlhub.cache import keyring
+
+    if not keyring.trusted():
+        text = f"no key is trusted: no signature counts, and {asking} asks for them"
+        yield Check("signatures", "warning", text, "tlhub trust add NAME FILE")
 
 
 def _disabled_plugins() -> Iterable[Check]:
