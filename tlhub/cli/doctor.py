@@ -265,6 +265,7 @@ def _read(name: str) -> Iterable[Check]:
 
 
 def _site_stores() -> Iterable[Check]:
+    from tlhub.cache import keyring
     from tlhub.stores import remote_stores, site_stores
 
     for store in remote_stores():
@@ -291,22 +292,14 @@ def _site_stores() -> Iterable[Check]:
             yield Check("store", "ok", root)
     asking = [store.name for store in (*site_stores(), *remote_stores()) if (store.signed or "off") != "off"]
     if asking:
-        yield from _keys(", ".join(asking))
+        yield _check(keyring.check(", ".join(asking)))
 
 
 def _signatures() -> Iterable[Check]:
-    from tlhub.cache import vouching
+    from tlhub.cache import keyring, vouching
 
     if vouching.policy() != "off":
-        yield from _keys("TLHUB_SIGNED")
-
-
-def _keys(asking: str) -> Iterable[Check]:
-    from tlhub.cache import keyring
-
-    if not keyring.trusted():
-        text = f"no key is trusted: no signature counts, and {asking} asks for them"
-        yield Check("signatures", "warning", text, "tlhub trust add NAME FILE")
+        yield _check(keyring.check("TLHUB_SIGNED"))
 
 
 def _disabled_plugins() -> Iterable[Check]:
