@@ -80,6 +80,6 @@ build/wheels/.built: $(SOURCES) | .venv/bin/python
 
 # the wheel with the newest TVM
 .venv-tvm/.ready: build/wheels/.built | .venv-tvm/bin/python
-	.venv-tvm/bin/$(PIP) "$$(echo build/wheels/tlhub_core-*.whl)[$(TEST_EXTRAS),package,testing]" 'apache-tvm==0.27.*' pytest-xdist
+	.venv-tvm/bin/$(PIP) "$$(echo build/wheels/tlhub_core-*.whl)[$(TEST_EXTRAS),package,trust,testing]" 'apache-tvm==0.27.*' pytest-xdist
 	.venv-tvm/bin/$(PIP) --force-reinstall --no-deps build/wheels/tlhub_core-*.whl
 	@touch $@

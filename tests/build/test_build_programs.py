@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import shutil
 from dataclasses import replace
 
 import lab
@@ -128,6 +129,15 @@ def test_what_the_compiler_says_is_told(tmp_path):
     (tmp_path / "bad.c").write_text("int f( {\n")
     with pytest.raises(BuildError, match="bad.c:1"):
         compiler.find(platform.machine()).run(str(tmp_path), ["-c", "bad.c"])
+
+
+def test_a_compiler_is_its_version_and_not_where_it_was_found(monkeypatch, tmp_path):
+    monkeypatch.delenv("CC", raising=False)
+    first = compiler.find(platform.machine())
+    (tmp_path / first.command[0]).symlink_to(shutil.which(first.command[0]))
+    monkeypatch.setenv("PATH", os.pathsep.join((str(tmp_path), os.environ["PATH"])))
+    again = compiler.find(platform.machine())
+    assert shutil.which(again.command[0]).startswith(str(tmp_path)) and again.version == first.version
 
 
 def test_zig_is_the_last_resort(monkeypatch):

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import pickle
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,20 @@ def test_every_flipped_byte_and_every_prefix_is_a_miss(store: Store) -> None:
         file.write_bytes(whole)
     assert serves(store)
     assert len(list(folder.iterdir())) == 3
+
+
+def test_one_writers_library_beside_anothers_manifest_is_a_miss(store: Store, tmp_path: Path) -> None:
+    """The same build by two writers, whose libraries differ in a byte: what is there of both serves nobody."""
+    theirs = {**MEMBERS, "kernel.so": MEMBERS["kernel.so"][:-1] + b"!"}
+    mine, other = publish(store), publish(Store("other", tmp_path / "other"), members=theirs)
+    assert mine.key == other.key and mine.manifest.sha256 != other.manifest.sha256
+    for name in ("kernel.so", "entry.json"):
+        place = Path(str(mine.folder), name)
+        whole = place.read_bytes()
+        os.replace(shutil.copy(Path(str(other.folder), name), tmp_path), place)
+        assert not serves(store), name
+        place.write_bytes(whole)
+    assert serves(store)
 
 
 def test_reads_name_what_is_wrong(store: Store) -> None:

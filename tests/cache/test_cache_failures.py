@@ -52,6 +52,20 @@ def test_the_caller_gets_the_kernel_whatever_fails(
     assert not serves(Store("user", str(store.root)))
 
 
+@pytest.mark.parametrize("code", [errno.EEXIST, errno.ENOTEMPTY, errno.ENOENT], ids=errno.errorcode.get)
+def test_who_loses_to_a_winner_that_cannot_be_seen_yet_keeps_its_own(
+    store: Store, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network file system says for a while that what another machine renamed into place is not there."""
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", failing(os.rename, code, str(store.root)))
+        with pytest.warns(RuntimeWarning, match="only in memory"):
+            entry = publish(store)
+    assert entry.folder is None and entry.read("kernel.so") == MEMBERS["kernel.so"]
+    publish(Store("user", str(store.root)))  # the other machine's, seen at last
+    assert serves(store) and serves(Store("user", str(store.root)))
+
+
 def test_a_full_disk_is_no_place_to_build_in(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(store, make_manifest(GENERAL))
     real = os.statvfs(str(store.root))

@@ -120,6 +120,17 @@ def test_what_is_altered_after_signing_is_refused_whatever_was_noted(strict: Sto
     assert "nobody whom you trust signed it" in find(strict)[1]
 
 
+def test_nothing_is_read_of_a_library_that_nobody_signed(strict: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The policy is asked first: neither to load nor to hash is it opened."""
+    alice, read = trust_new(), []
+    entry = publish(strict)
+    real = Entry.prepare
+    monkeypatch.setattr(Entry, "prepare", lambda self: (read.append(self.key), real(self)))
+    assert not find(strict)[0] and not read
+    sign(strict, entry, alice)
+    assert find(strict)[0] and read == [entry.key]
+
+
 def test_warn_serves_and_says_so(tmp_path: Path) -> None:
     store = Store("site", tmp_path / "root", signed="warn")
     publish(store)

@@ -35,6 +35,25 @@ def test_a_lookup_writes_nothing(store: Store, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_lookup_asks_the_system_no_more_of_a_larger_store(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def count() -> int:
+        asked.clear()
+        assert serves(store)
+        return len(asked)
+
+    publish(store)
+    for call in ("open", "listdir", "scandir", "lstat", "stat", "fstat", "read"):
+        real = getattr(os, call)
+        monkeypatch.setattr(os, call, lambda *a, real=real, call=call, **k: (asked.append(call), real(*a, **k))[1])
+    before = count()
+    for extent in range(1, 41):
+        problem = dataclasses.replace(PROBLEM, dims=(("B", extent), *GENERAL.dims[1:]))
+        publish(store, make_manifest(problem))
+    assert before == count() > 0
+
+
 def test_other_problems_are_not_found(store: Store) -> None:
     publish(store)
     assert not lookup(store, make_manifest(GENERAL)).entries

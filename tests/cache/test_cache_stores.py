@@ -183,6 +183,7 @@ def test_importing_the_cache_stays_light() -> None:
     code = (
         "import sys\n"
         "heavy = {'numpy', 'tvm_ffi', 'torch', 'filelock', 'platformdirs', 'click', 'rich', 'socket', 'tempfile'}\n"
+        "heavy |= {'sqlite3', 'dbm'}\n"
         "import tlhub.cache.chain, tlhub.cache.prune\n"
         "print(sorted(heavy & set(sys.modules)))\n"
         "import tlhub.stores\n"

@@ -19,6 +19,16 @@ def test_prune_dry_run_removes_nothing(tlhub, store):
     assert len(libraries(store)) == 2
 
 
+def test_files_are_counted_and_an_entry_has_few(tlhub, store):
+    """A file system can run out of inodes before it runs out of room."""
+    there = list(store.glob("v1/*/*/*/*/*"))
+    planned = tlhub("cache", "prune", "--max-size", "0", "--dry-run", "--json").json
+    assert planned["chosen_files"] == len(there) <= 3 * len(planned["chosen"]) and planned["files"] == 0
+    assert f" in {len(there)} files would be removed" in tlhub("cache", "prune", "--max-size", "0", "--dry-run").stderr
+    done = tlhub("cache", "prune", "--max-size", "0", "--json").json
+    assert done["files"] == len(there) and not list(store.glob("v1/*/*/*/*/*"))
+
+
 def test_prune_by_age_size_kernel_and_arch(tlhub, store):
     assert tlhub("cache", "prune", "--older-than", "30d", "--json").json["removed"] == 0
     assert tlhub("cache", "prune", "--kernel", "attention", "--json").json["removed"] == 0

@@ -192,12 +192,22 @@ def test_what_is_typed_wrong(tlhub, wrong, cold_cache, people, tmp_path):
     assert missing.code == 1 and "missing" in missing.stderr and "Traceback" not in missing.stderr
 
 
-def test_doctor_says_that_no_signature_counts(people, monkeypatch):
+def test_doctor_says_whose_signatures_count(tlhub, people, tmp_path, monkeypatch):
     from tlhub.cli.doctor import _environment
 
     monkeypatch.setenv("TLHUB_SIGNED", "require")
     (warning,) = [c for c in _environment() if c.name == "signatures"]
     assert warning.state == "warning" and warning.hint == "tlhub trust add NAME FILE"
+    monkeypatch.delenv("TLHUB_SIGNED")
+    (tmp_path / "site").mkdir()
+    for policy, states in (("require", ["warning"]), ("warn", ["warning"]), ("off", [])):
+        monkeypatch.setenv("TLHUB_STORES", f"{tmp_path}/site?signed={policy}")
+        found = [c for c in _environment() if c.name == "signatures"]
+        assert [c.state for c in found] == states and all(f"{tmp_path}/site asks for them" in c.detail for c in found)
+    monkeypatch.setenv("TLHUB_STORES", f"{tmp_path}/site?signed=require")
+    tlhub("trust", "add", "alice", tlhub("trust", "keygen", "release").stdout.strip())
+    (told,) = [c for c in _environment() if c.name == "signatures"]
+    assert (told.state, told.detail) == ("ok", f"{tmp_path}/site asks for them, and trusted are alice")
     monkeypatch.setenv("TLHUB_SIGNED", "maybe")
     assert any(c.state == "failed" and "TLHUB_SIGNED is 'maybe'" in c.detail for c in _environment())
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import json
 import os
+import random
 import subprocess
 import sys
 import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -53,6 +55,23 @@ def test_built_by_one_process_and_found_by_the_next(cold_cache: str) -> None:
     assert first[0] == "built" and second[0] == "cache" and second[1] in ("exact", "compatible")
     assert first[2] == second[2]
     assert first[3:] == second[3:] == [32.0, 32.0]
+
+
+def test_the_order_of_builds_changes_neither_keys_nor_bytes(
+    cold_cache: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a process built before is nothing that a build depends on: one store, not twins for each order."""
+    problems = [{"trans_a": a, "trans_b": b} for a in (False, True) for b in (False, True)]
+    stores = []
+    for turn in range(2):
+        monkeypatch.setenv("TLHUB_CACHE_DIR", str(tmp_path / str(turn)))
+        tlhub.hub.forget()
+        random.Random(turn).shuffle(problems)
+        for options in problems:
+            tlhub.hub.prewarm("gemm", SIZE, "float32", device="cpu", **options)
+        found = Path(str(tmp_path / str(turn))).glob("v1/*/*/*/*/kernel.so")
+        stores.append({path.parts[-5:]: path.read_bytes() for path in found})
+    assert stores[0] == stores[1] and len(stores[0]) == len(problems)
 
 
 def test_every_size_is_served_by_one_binary() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -134,6 +136,25 @@ def test_no_hint_writes_over_what_is_no_file_of_pins(two, tmp_path, monkeypatch)
     assert caught.value.hint == "tlhub pin --from workload.toml --to pins.json"
 
 
-def test_a_place_that_cannot_be_written(two, cli, tmp_path):
-    done = cli("pin", *PROBLEM, "--to", tmp_path / "none" / "pins.json")
-    assert done.exit_code == 2 and "cannot be written: No such file" in done.stderr
+@pytest.mark.parametrize(
+    ("path", "said"), [("none/pins.json", "there is no folder"), (".", "it is a folder"), ("", "it is no file")]
+)
+def test_a_place_that_is_typed_wrong_costs_no_lookup(two, cli, tmp_path, monkeypatch, path, said):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(hub, "check", None)
+    done = cli("pin", *PROBLEM, "--to", path)
+    assert done.exit_code == 2 and f"cannot be written: {said}" in done.stderr
+
+
+def test_a_full_disk_is_no_mistake_of_the_user(two, cli, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path = tmp_path / "chosen" / "pins.json"
+    path.parent.mkdir()
+    path.write_text("those of yesterday")
+    monkeypatch.setattr(os, "replace", full)
+    done = cli("pin", *PROBLEM, "--to", path)
+    assert done.exit_code == 1 and "cannot be written: No space left" in done.stderr
+    assert done.stderr.splitlines()[-1] == f"hint: df -h {path.parent}"
+    assert os.listdir(path.parent) == ["pins.json"] and path.read_text() == "those of yesterday"

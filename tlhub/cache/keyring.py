@@ -18,6 +18,7 @@ from tlhub import files
 from tlhub.cache import home, signature, trust
 from tlhub.cache.entry import Damaged, Folder
 from tlhub.errors import ArgumentError, CacheError, UnknownName, suggest
+from tlhub.specs import Finding
 
 _LARGEST = 4096
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}")
@@ -65,6 +66,15 @@ def _public(folder: Folder, file: str) -> bytes:
     except ValueError as error:
         path = f"{folder.path}/{file}"
         raise Damaged(f"{path}: {error}{trust.MEND}rm {shlex.quote(path)}") from error
+
+
+def check(asking: str) -> Finding:
+    """Say whose signatures count where *asking* wants some, for ``tlhub doctor``. Raises CacheError."""
+    names = ", ".join(key.name for key in trusted().values())
+    if names:
+        return Finding("signatures", True, f"{asking} asks for them, and trusted are {names}")
+    text = f"{asking} asks for them, and no key is trusted: none counts"
+    return Finding("signatures", False, text, "tlhub trust add NAME FILE")
 
 
 def trust_key(name: str, file: str) -> Key:

@@ -43,15 +43,20 @@ class Plan:
     def bytes(self) -> int:
         return sum(item.size for item, _ in self.remove)
 
+    @property
+    def files(self) -> int:
+        return sum(item.files for item, _ in self.remove)
+
 
 @dataclass(frozen=True)
 class Removed:
-    """What was removed: entries, their bytes, what was spared with the reason, dead writers' staging folders."""
+    """What was removed: entries, their bytes and files, what was spared and why, dead writers' staging folders."""
 
     count: int
     bytes: int
     spared: tuple[tuple[Item, str], ...] = ()
     staging: int = 0
+    files: int = 0
 
     @property
     def failed(self) -> bool:
@@ -138,7 +143,7 @@ def remove(store: Store, plan: Plan) -> Removed:
     """Do what *plan* says, and remove what dead writers left. Spares what is in use. Raises CacheError."""
     if not store.writable:
         raise CacheError(f"the store {store.name!r} is read-only: {store.root}")
-    count = size = 0
+    count = size = files = 0
     spared: list[tuple[Item, str]] = [(item, KEPT) for item in plan.spared]
     if store.root is None:
         return Removed(0, 0)
@@ -151,12 +156,12 @@ def remove(store: Store, plan: Plan) -> Removed:
         if reason:
             spared.append((item, reason))
         else:
-            count, size = count + 1, size + item.size
+            count, size, files = count + 1, size + item.size, files + item.files
     now = time.time()
     for item in plan.misdated:
         with contextlib.suppress(OSError):
             os.utime(f"{store.root}/{item.folder}/{MANIFEST}", (now, now), follow_symlinks=False)
-    return Removed(count, size, tuple(spared), _sweep(store.root))
+    return Removed(count, size, tuple(spared), _sweep(store.root), files)
 
 
 def clear(store: Store, items: Iterable[Item] | None = None) -> Removed:

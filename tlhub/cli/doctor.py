@@ -265,6 +265,7 @@ def _read(name: str) -> Iterable[Check]:
 
 
 def _site_stores() -> Iterable[Check]:
+    from tlhub.cache import keyring
     from tlhub.stores import remote_stores, site_stores
 
     for store in remote_stores():
@@ -289,13 +290,16 @@ def _site_stores() -> Iterable[Check]:
             yield Check("store", "warning", text, f"TLHUB_CACHE_DIR={shlex.quote(root)} tlhub cache verify")
         else:
             yield Check("store", "ok", root)
+    asking = [store.name for store in (*site_stores(), *remote_stores()) if (store.signed or "off") != "off"]
+    if asking:
+        yield _check(keyring.check(", ".join(asking)))
 
 
 def _signatures() -> Iterable[Check]:
     from tlhub.cache import keyring, vouching
 
-    if vouching.policy() != "off" and not keyring.trusted():
-        yield Check("signatures", "warning", "no key is trusted: no signature counts", "tlhub trust add NAME FILE")
+    if vouching.policy() != "off":
+        yield _check(keyring.check("TLHUB_SIGNED"))
 
 
 def _disabled_plugins() -> Iterable[Check]:

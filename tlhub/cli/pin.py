@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from tlhub.cli import output
 from tlhub.cli.check import hint, look, machine_options
 from tlhub.cli.command import FOUND_PROBLEMS, Command
 from tlhub.cli.problems import problems_arguments, requests_of
-from tlhub.errors import ArgumentError
+from tlhub.errors import ArgumentError, CacheError
 from tlhub.workload import Mistake
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ def pin(workload: str | None, host: Host, driver: int, path: str | None, **typed
 
     from tlhub import files, pins
 
+    if path is not None:
+        _check_place(path)
     found, missing = [], []
     for asked in requests_of("pin", workload, typed):
         told, answer = look(asked, host, driver, pinned=False)
@@ -54,7 +57,18 @@ def pin(workload: str | None, host: Host, driver: int, path: str | None, **typed
     try:
         files.write_whole(os.path.realpath(path), json.dumps(document, indent=2) + "\n")
     except OSError as error:
-        raise ArgumentError(
-            f"{path!r} cannot be written: {error.strerror}", argument="to", hint="--to pins.json"
-        ) from error
+        text = f"{path!r} cannot be written: {error.strerror or error}"
+        raise CacheError(text, hint=f"df -h {shlex.quote(os.path.dirname(path) or '.')}") from error
     output.note(f"{len(found)} pinned in {path}")
+
+
+def _check_place(path: str) -> None:
+    """Refuse what is typed wrong before anything is looked up. Raises ArgumentError."""
+    folder = os.path.dirname(path) or "."
+    if not path or (os.path.exists(path) and not os.path.isfile(path)):
+        why, hint = "it is a folder" if os.path.isdir(path) else "it is no file", "--to pins.json"
+    elif not os.path.isdir(folder):
+        why, hint = f"there is no folder {folder!r}", f"mkdir -p {shlex.quote(folder)}"
+    else:
+        return
+    raise ArgumentError(f"{path!r} cannot be written: {why}", argument="to", hint=hint)

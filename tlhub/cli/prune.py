@@ -98,7 +98,7 @@ def clear(yes: bool, as_json: bool) -> None:
 
     store = user_store()
     root, items = root_of(store), items_of(store)
-    output.note(f"{root}: {count_entries(len(items))}, {size(sum(i.size for i in items))}")
+    output.note(f"{root}: {_amount(len(items), sum(i.size for i in items), sum(i.files for i in items))}")
     if not yes:
         if not sys.stdin.isatty():
             raise ArgumentError(
@@ -180,24 +180,28 @@ def _what(item: Item) -> str:
 
 def _plan_json(plan: Plan) -> dict[str, Any]:
     chosen = [{"entry": i.folder, "key": key_of(i), "size": i.size, "reason": why} for i, why in plan.remove]
-    return {"chosen": chosen, "chosen_size": plan.bytes}
+    return {"chosen": chosen, "chosen_size": plan.bytes, "chosen_files": plan.files}
 
 
 def _removed_json(removed: Removed | None) -> dict[str, Any]:
     if removed is None:
-        return {"removed": 0, "size": 0, "spared": []}
+        return {"removed": 0, "size": 0, "files": 0, "spared": []}
     spared = [{"entry": i.folder, "size": i.size, "reason": why} for i, why in removed.spared]
-    return {"removed": removed.count, "size": removed.bytes, "spared": spared}
+    return {"removed": removed.count, "size": removed.bytes, "files": removed.files, "spared": spared}
+
+
+def _amount(entries: int, held: int, files: int) -> str:
+    return f"{count_entries(entries)}, {size(held)} in {files} files"
 
 
 def _say_planned(plan: Plan, root: str) -> None:
-    output.note(f"{count_entries(len(plan.remove))}, {size(plan.bytes)} would be removed from {root}")
+    output.note(f"{_amount(len(plan.remove), plan.bytes, plan.files)} would be removed from {root}")
     if plan.spared:
         output.note(f"{count_entries(len(plan.spared))} would be spared: kept")
 
 
 def _say(removed: Removed, root: str) -> None:
-    output.note(f"{count_entries(removed.count)}, {size(removed.bytes)} removed from {root}")
+    output.note(f"{_amount(removed.count, removed.bytes, removed.files)} removed from {root}")
     reasons = [why for _, why in removed.spared]
     for why in sorted(set(reasons)):
         output.note(f"{count_entries(reasons.count(why))} spared: {why.removeprefix('it is ')}")
