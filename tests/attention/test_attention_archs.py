@@ -35,7 +35,9 @@ tvm.tirx.build(module, target=tvm.target.Target(request["target"])).write_to_fil
 
 
 @pytest.mark.tvm
-@pytest.mark.parametrize("arch", MACHINES)
+@pytest.mark.parametrize(
+    "arch", ["x86-64-v2", *(pytest.param(arch, marks=pytest.mark.slow) for arch in ("x86-64-v4", "aarch64"))]
+)
 @pytest.mark.parametrize(
     ("kernel", "schedule", "dtype", "options"),
     [

@@ -116,7 +116,7 @@ def build(d=128, d_v=None, dtype="float16", **options):
     ("channels", "options"),
     [
         ((128, 128), {"causal": True, "lse": True}),
-        ((128, 128), {"lse": True}),
+        pytest.param((128, 128), {"lse": True}, marks=pytest.mark.slow),
         pytest.param((64, 64), {"dtype": "bfloat16"}, marks=pytest.mark.slow),
         pytest.param((72, 40), {"out_dtype": "float32"}, marks=pytest.mark.slow),
         pytest.param((96, 96), {"dtype": "bfloat16", "causal": True}, marks=pytest.mark.slow),

@@ -153,7 +153,11 @@ def test_a_plan_is_written_as_it_is_read():
     ("texts", "options"),
     [
         (SCHEMES, {}),
-        (OTHERS, {"dtype": "bfloat16", "trans_a": True, "trans_b": True, "out_dtype": "float32", **ALL}),
+        pytest.param(
+            OTHERS,
+            {"dtype": "bfloat16", "trans_a": True, "trans_b": True, "out_dtype": "float32", **ALL},
+            marks=pytest.mark.slow,
+        ),
         pytest.param(SCHEMES, {"dtype": "bfloat16", "trans_b": True, "out_dtype": "float32"}, marks=pytest.mark.slow),
         pytest.param(SCHEMES, {"trans_a": True}, marks=pytest.mark.slow),
         pytest.param(OTHERS, {"trans_b": True, **ALL, "epilogue": "silu"}, marks=pytest.mark.slow),
