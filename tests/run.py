@@ -61,14 +61,16 @@ def main() -> int:
 def steps(slow: bool) -> list[Step]:
     """Return all steps in order; pytest's default, from pyproject.toml, leaves out ``slow`` and ``wheel``."""
     every = ("-m", "not wheel") if slow else ()
+    # what a file's tests have compiled is shared between them, in one process
+    two = ("-n", "2", "--dist", "loadfile")
     return [
         Step("lint: rules", ".venv", ("ruff", "check", "--quiet")),
         Step("lint: format", ".venv", ("ruff", "format", "--diff", "--quiet")),
         Step("lint: types", ".venv", ("mypy",)),
         Step("lint: layers", ".venv", ("lint-imports", "--no-logo")),
-        Step("tests", ".venv", ("pytest", "-n", "2", *every), tests=True),
-        Step("wheel: light tests", ".venv-wheel", ("pytest", "-n", "2", *marked("light")), tests=True),
-        Step("tvm: its newest", ".venv-tvm", ("pytest", "-n", "2", *marked("tvm")), tests=True),
+        Step("tests", ".venv", ("pytest", *two, *every), tests=True),
+        Step("wheel: light tests", ".venv-wheel", ("pytest", *two, *marked("light")), tests=True),
+        Step("tvm: its newest", ".venv-tvm", ("pytest", *two, *marked("tvm")), tests=True),
         Step("plugin: its wheel", ".venv-tvm", ("pytest", *marked("wheel", slow)), tests=True),
     ]
 
