@@ -18,6 +18,7 @@ from tlhub.hub import get
 
 try:
     import torch
+    from torch import library
     from torch.autograd.forward_ad import unpack_dual
 except ImportError as error:
     raise PluginError(f"tlhub.torch needs PyTorch: {error}", hint="pip install torch") from error
@@ -67,7 +68,7 @@ def attention(
     return o
 
 
-@torch.library.custom_op(
+@library.custom_op(
     "tlhub::attention", mutates_args=(), schema=f"(Tensor q, Tensor k, Tensor v, {_NUMBERS}) -> (Tensor, Tensor)"
 )
 def _attention(
@@ -87,7 +88,7 @@ def _attention(
     return result
 
 
-@torch.library.custom_op(
+@library.custom_op(
     "tlhub::attention_bwd",
     mutates_args=(),
     schema=f"(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, {_NUMBERS}) -> (Tensor, Tensor, Tensor)",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
@@ -144,7 +145,7 @@ def parts(frame: Frame, names: Sequence[str], scratch: Memory, integers: Sequenc
     return found
 
 
-class Program:
+class Program(ABC):
     """A kind of attention program: its entry, and its private ``functions``, which a kind adds to as it makes them.
 
     ``axes`` and ``roles`` are those of ``declare``; ``numbers`` are names of the frame besides dims and strides.
@@ -159,9 +160,9 @@ class Program:
         self.block, self.acc = block, blocks.acc
         self.functions: list[Function] = []
 
+    @abstractmethod
     def build(self) -> Any:
         """Return the module."""
-        raise NotImplementedError
 
     def _around(self, task: Function, axis: str) -> Function:
         """Return what the entry calls in place of *task*, which takes a block of rows along *axis*: S or S_kv."""

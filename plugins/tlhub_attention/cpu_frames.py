@@ -6,6 +6,7 @@ with the numbers of its sequence. Imported in workers only.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, ClassVar
@@ -51,9 +52,9 @@ class Sequences(Program):
             f.put(f"wrong_{name}", i64(0))
         self._check(dict(zip(self.checked, arrays, strict=True)), f)
 
+    @abstractmethod
     def _check(self, arrays: Mapping[str, Memory], f: Frame) -> None:
         """Set ``wrong_NAME`` in the frame to 1 for each of the ``checked`` *arrays* that is wrong."""
-        raise NotImplementedError
 
     def _sequence(self, task: Function, axis: str, *args: Any) -> None:
         """Call *task* with a frame of its own. *args*: those of the task."""
@@ -69,11 +70,11 @@ class Sequences(Program):
             known = [x.buffer.data if isinstance(x, Memory) else x for x in others]
             task(*pointers, own.address, *known, b, h_kv, row0, count)
 
+    @abstractmethod
     def _place(
         self, arrays: Mapping[str, Memory], own: Frame, axis: str, b: Expr, row0: Expr, count: Expr
     ) -> tuple[Expr, Expr, Expr]:
         """Put the numbers of the sequence into the frame of a task along *axis*; return b, row0 and count for it."""
-        raise NotImplementedError
 
 
 _STARTS = {"S": "starts", "S_kv": "starts_kv"}

@@ -12,6 +12,8 @@ from tlhub.errors import ArgumentError, NoSchedule, UnknownName
 
 torch = pytest.importorskip("torch")
 
+from torch import library  # noqa: E402 - it may be missing
+
 import tlhub.torch  # noqa: E402 - it needs PyTorch
 
 attention = tlhub.torch.attention
@@ -101,10 +103,10 @@ def test_empty_tensors_and_queries_that_see_no_key() -> None:
 def test_the_operators_keep_pytorchs_rules() -> None:
     numbers = (True, None, 3, 0.5, False, None)
     q, k, v = qkv()
-    torch.library.opcheck(torch.ops.tlhub.attention.default, (q, k, v, *numbers))
+    library.opcheck(torch.ops.tlhub.attention.default, (q, k, v, *numbers))
     plain = [x.detach() for x in (q, k, v)]
     o, lse = torch.ops.tlhub.attention(*plain, *numbers)
-    torch.library.opcheck(torch.ops.tlhub.attention_bwd.default, (torch.ones_like(o), *plain, o, lse, *numbers))
+    library.opcheck(torch.ops.tlhub.attention_bwd.default, (torch.ones_like(o), *plain, o, lse, *numbers))
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
