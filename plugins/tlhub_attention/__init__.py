@@ -6,15 +6,15 @@ from collections.abc import Iterable
 
 from tlhub.hooks import hookimpl
 from tlhub.specs import Kernel, Schedule
-from tlhub_attention.backward_contract import ATTENTION_BWD
-from tlhub_attention.backward_hopper import HOPPER_BWD
-from tlhub_attention.contract import ATTENTION
-from tlhub_attention.cpu import FLASH, FLASH_BWD, FLASH_DECODE, FLASH_VARLEN, FLASH_VARLEN_BWD
-from tlhub_attention.decode_contract import DECODE
-from tlhub_attention.decode_hopper import HOPPER_DECODE
-from tlhub_attention.hopper import HOPPER
-from tlhub_attention.varlen_backward_contract import VARLEN_BWD
-from tlhub_attention.varlen_contract import VARLEN
+from tlhub_attention.contracts.backward import ATTENTION_BWD
+from tlhub_attention.contracts.decode import DECODE
+from tlhub_attention.contracts.forward import ATTENTION
+from tlhub_attention.contracts.varlen import VARLEN
+from tlhub_attention.contracts.varlen_backward import VARLEN_BWD
+from tlhub_attention.cpu.schedules import FLASH, FLASH_BWD, FLASH_DECODE, FLASH_VARLEN, FLASH_VARLEN_BWD
+from tlhub_attention.hopper.backward import HOPPER_BWD
+from tlhub_attention.hopper.decode import HOPPER_DECODE
+from tlhub_attention.hopper.forward import HOPPER
 
 TLHUB_API = 1
 

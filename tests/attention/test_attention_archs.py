@@ -10,11 +10,11 @@ import pytest
 
 from tlhub import problem
 from tlhub.specs import Kernel, Schedule
-from tlhub_attention.backward_contract import ATTENTION_BWD
-from tlhub_attention.contract import ATTENTION
-from tlhub_attention.cpu import FLASH, FLASH_BWD, FLASH_DECODE, FLASH_VARLEN, configs
-from tlhub_attention.decode_contract import DECODE
-from tlhub_attention.varlen_contract import VARLEN
+from tlhub_attention.contracts.backward import ATTENTION_BWD
+from tlhub_attention.contracts.decode import DECODE
+from tlhub_attention.contracts.forward import ATTENTION
+from tlhub_attention.contracts.varlen import VARLEN
+from tlhub_attention.cpu.schedules import FLASH, FLASH_BWD, FLASH_DECODE, FLASH_VARLEN, configs
 from tlhub_cpu import TARGET
 
 MACHINES = {"x86-64-v2": 62, "x86-64-v4": 62, "aarch64": 183}  # as an ELF header numbers them

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 import tlhub
 from tlhub import testing
 from tlhub.errors import ArgumentError
-from tlhub_attention.backward_contract import ATTENTION_BWD
-from tlhub_attention.backward_reference import prepare
+from tlhub_attention.contracts.backward import ATTENTION_BWD
+from tlhub_attention.references.backward import prepare
 
 VARIANTS: list[tuple[Any, dict[str, Any]]] = [
     ("float32", {}),

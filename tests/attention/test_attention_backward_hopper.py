@@ -13,10 +13,10 @@ import tlhub_registry
 from tlhub import catalog, problem, workload
 from tlhub.specs import DeviceFacts
 from tlhub.workload import Item
-from tlhub_attention import backward_program
-from tlhub_attention.backward_contract import ATTENTION_BWD
-from tlhub_attention.backward_hopper import HOPPER_BWD
-from tlhub_attention.backward_plan import Plan, plans
+from tlhub_attention.contracts.backward import ATTENTION_BWD
+from tlhub_attention.hopper import backward_program
+from tlhub_attention.hopper.backward import HOPPER_BWD
+from tlhub_attention.hopper.backward_plan import Plan, plans
 from tlhub_cuda import nvcc
 
 H200 = DeviceFacts("cuda:sm_90a", "an H200", cores=132, shared_memory=227 * 1024)

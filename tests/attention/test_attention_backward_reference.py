@@ -10,11 +10,11 @@ import pytest
 from tlhub import problem, testing
 from tlhub.errors import ArgumentError
 from tlhub.specs import Problem
-from tlhub_attention.backward_contract import ATTENTION_BWD, flops
-from tlhub_attention.backward_reference import prepare, reference, tolerance
-from tlhub_attention.contract import ATTENTION
-from tlhub_attention.contract import flops as forward_flops
-from tlhub_attention.reference import attend
+from tlhub_attention.contracts.backward import ATTENTION_BWD, flops
+from tlhub_attention.contracts.forward import ATTENTION
+from tlhub_attention.contracts.forward import flops as forward_flops
+from tlhub_attention.references.backward import prepare, reference, tolerance
+from tlhub_attention.references.forward import attend
 
 pytestmark = pytest.mark.light
 

@@ -7,8 +7,8 @@ import pytest
 from tlhub import problem
 from tlhub.errors import ArgumentError
 from tlhub.specs import Problem
-from tlhub_attention.contract import ATTENTION, DTYPES, flops
-from tlhub_attention.cpu import FLASH, configs, supports
+from tlhub_attention.contracts.forward import ATTENTION, DTYPES, flops
+from tlhub_attention.cpu.schedules import FLASH, configs, supports
 from tlhub_cpu import TARGET
 
 pytestmark = pytest.mark.light

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 import tlhub
 from tlhub import testing
 from tlhub.errors import ArgumentError, NoSchedule
-from tlhub_attention.contract import ATTENTION
+from tlhub_attention.contracts.forward import ATTENTION
 from tlhub_cpu.arch import features, native
 
 VARIANTS: list[tuple[Any, dict[str, Any]]] = [

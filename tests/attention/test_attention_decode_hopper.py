@@ -14,10 +14,10 @@ from tlhub import catalog, problem, workload
 from tlhub.errors import BuildError
 from tlhub.specs import DeviceFacts
 from tlhub.workload import Item
-from tlhub_attention import decode_program
-from tlhub_attention.decode_contract import DECODE
-from tlhub_attention.decode_hopper import HOPPER_DECODE
-from tlhub_attention.decode_plan import Plan, plans
+from tlhub_attention.contracts.decode import DECODE
+from tlhub_attention.hopper import decode_program
+from tlhub_attention.hopper.decode import HOPPER_DECODE
+from tlhub_attention.hopper.decode_plan import Plan, plans
 from tlhub_cuda import nvcc
 
 H200 = DeviceFacts("cuda:sm_90a", "an H200", cores=132, shared_memory=227 * 1024)

@@ -15,10 +15,10 @@ from tlhub import catalog, problem, workload
 from tlhub.errors import BuildError
 from tlhub.specs import DeviceFacts
 from tlhub.workload import Item
-from tlhub_attention import hopper_plan, hopper_program
-from tlhub_attention.contract import ATTENTION
-from tlhub_attention.hopper import HOPPER
-from tlhub_attention.hopper_plan import Plan, plans
+from tlhub_attention.contracts.forward import ATTENTION
+from tlhub_attention.hopper import forward_plan, forward_program
+from tlhub_attention.hopper.forward import HOPPER
+from tlhub_attention.hopper.forward_plan import Plan, plans
 from tlhub_cuda import nvcc
 
 H200 = DeviceFacts("cuda:sm_90a", "an H200", cores=132, shared_memory=227 * 1024)
@@ -85,7 +85,7 @@ def test_every_plan_has_room_for_its_rings_and_a_chunk_of_o(item):
 
 def test_no_plan_keeps_more_in_registers_than_a_consumer_has():
     for _, d_v, plan in every_plan():
-        logits, weights, sums = plan.keys // 2, plan.keys // 4, hopper_plan.round_up(d_v, 32) // 2
+        logits, weights, sums = plan.keys // 2, plan.keys // 4, forward_plan.round_up(d_v, 32) // 2
         assert logits + weights + sums + 32 <= (160 if plan.groups == 3 else 232)
 
 
@@ -158,7 +158,7 @@ def test_wgmma_multiplies_whole_tiles_that_bulk_copies_brought():
 def test_a_layout_that_differs_from_the_launch_does_not_compile(tmp_path, launched):
     """The bytes of shared memory of a launch are those that the kernel lays out."""
     cuda_lab.needs_nvcc()
-    source = hopper_program.program(make(8), {"plans": "128x64"}, "cuda:sm_90a").source
+    source = forward_program.program(make(8), {"plans": "128x64"}, "cuda:sm_90a").source
     shared = Plan(128, 64).shared(8, 8, 2)
     assert f"\nHOPPER(hopper_128x64, {shared}, " in source
     source = source.replace(f"\nHOPPER(hopper_128x64, {shared}, ", f"\nHOPPER(hopper_128x64, {shared - launched}, ")

@@ -9,11 +9,11 @@ import pytest
 
 from tlhub import problem, testing
 from tlhub.specs import Kernel, Problem
-from tlhub_attention import backward_reference
-from tlhub_attention.backward_contract import ATTENTION_BWD
-from tlhub_attention.contract import ATTENTION
-from tlhub_attention.peers import torch_attention, torch_backward, torch_gpu_attention, torch_gpu_backward
-from tlhub_attention.reference import reference
+from tlhub_attention.contracts.backward import ATTENTION_BWD
+from tlhub_attention.contracts.forward import ATTENTION
+from tlhub_attention.peers.dense import torch_attention, torch_backward, torch_gpu_attention, torch_gpu_backward
+from tlhub_attention.references import backward as backward_reference
+from tlhub_attention.references.forward import reference
 
 
 @pytest.fixture(autouse=True)

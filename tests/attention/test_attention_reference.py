@@ -10,8 +10,8 @@ import pytest
 
 from tlhub import problem, testing
 from tlhub.specs import Problem
-from tlhub_attention.contract import ATTENTION
-from tlhub_attention.reference import reference, tolerance
+from tlhub_attention.contracts.forward import ATTENTION
+from tlhub_attention.references.forward import reference, tolerance
 
 pytestmark = pytest.mark.light
 

@@ -10,9 +10,9 @@ import pytest
 from tlhub import problem, testing
 from tlhub.specs import Kernel, Problem
 from tlhub.testing.data import function
-from tlhub_attention import sequence_peers
-from tlhub_attention.decode_contract import DECODE
-from tlhub_attention.varlen_contract import VARLEN
+from tlhub_attention.contracts.decode import DECODE
+from tlhub_attention.contracts.varlen import VARLEN
+from tlhub_attention.peers import sequences as sequence_peers
 
 
 @pytest.fixture(autouse=True)

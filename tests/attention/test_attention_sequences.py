@@ -11,13 +11,16 @@ import pytest
 from tlhub import problem, testing
 from tlhub.errors import ArgumentError
 from tlhub.specs import Problem
-from tlhub_attention import backward_reference, decode_reference, varlen_backward_reference, varlen_reference
-from tlhub_attention.backward_contract import ATTENTION_BWD
-from tlhub_attention.contract import DTYPES
-from tlhub_attention.cpu import FLASH_DECODE, FLASH_VARLEN, FLASH_VARLEN_BWD, supports
-from tlhub_attention.decode_contract import DECODE
-from tlhub_attention.varlen_backward_contract import VARLEN_BWD
-from tlhub_attention.varlen_contract import VARLEN
+from tlhub_attention.contracts.backward import ATTENTION_BWD
+from tlhub_attention.contracts.decode import DECODE
+from tlhub_attention.contracts.forward import DTYPES
+from tlhub_attention.contracts.varlen import VARLEN
+from tlhub_attention.contracts.varlen_backward import VARLEN_BWD
+from tlhub_attention.cpu.schedules import FLASH_DECODE, FLASH_VARLEN, FLASH_VARLEN_BWD, supports
+from tlhub_attention.references import backward as backward_reference
+from tlhub_attention.references import decode as decode_reference
+from tlhub_attention.references import varlen as varlen_reference
+from tlhub_attention.references import varlen_backward as varlen_backward_reference
 from tlhub_cpu import TARGET
 
 pytestmark = pytest.mark.light
@@ -189,8 +192,8 @@ def test_sequences_end_to_end_are_attention_of_each(causal: bool, window: int, s
 
 
 def test_bounds_are_those_of_attention_to_the_same_keys() -> None:
-    from tlhub_attention.contract import ATTENTION
-    from tlhub_attention.reference import reference, tolerance
+    from tlhub_attention.contracts.forward import ATTENTION
+    from tlhub_attention.references.forward import reference, tolerance
 
     made = decode("bfloat16", lse=True, B=1)
     arrays = testing.inputs(DECODE, made, whole=True)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import tlhub
 from tlhub import testing
 from tlhub.errors import ArgumentError
-from tlhub_attention.varlen_backward_contract import VARLEN_BWD
+from tlhub_attention.contracts.varlen_backward import VARLEN_BWD
 
 SMALL = {"T": 60, "H": 4, "D": 9, "N1": 4, "H_kv": 2, "T_kv": 70, "D_v": 17}
 

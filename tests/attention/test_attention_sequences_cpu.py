@@ -18,8 +18,8 @@ import tlhub
 from tlhub import testing
 from tlhub.errors import ArgumentError, NoSchedule
 from tlhub.specs import Kernel
-from tlhub_attention.decode_contract import DECODE
-from tlhub_attention.varlen_contract import VARLEN
+from tlhub_attention.contracts.decode import DECODE
+from tlhub_attention.contracts.varlen import VARLEN
 
 ROOM = st.one_of(st.integers(0, 9), st.sampled_from([23, 24, 95, 96, 97, 250, 300]))
 TOKENS = st.one_of(st.integers(0, 9), st.sampled_from([47, 48, 191, 192, 193, 400]))

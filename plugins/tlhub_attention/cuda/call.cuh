@@ -1,13 +1,13 @@
 /* A call of attention as its kernels get it, and the numbers that they share.
  *
- * A program is one file: its Python side (cuda_code.py) writes the problem's types, dims and options ahead of this
+ * A program is one file: its Python side (code.py) writes the problem's types, dims and options ahead of this
  * text, here those of float16:
  *
  *     using T = __half; using O = __half;      element types of q, k and v, and of o
  *     constexpr int D = 128, D_V = 128;        channels
  *     constexpr bool CAUSAL = false;
  *
- * `CALL_PARAMETERS` are the parameters of a kernel (cuda_code.py has their values), `CALL` makes a Call of them.
+ * `CALL_PARAMETERS` are the parameters of a kernel (code.py has their values), `CALL` makes a Call of them.
  */
 
 typedef long long index_t;

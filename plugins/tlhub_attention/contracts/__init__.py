@@ -1,0 +1,1 @@
+"""What each kernel computes: dims, arrays, options, and who proves it."""

@@ -1,0 +1,98 @@
+"""The contract of attention: o = softmax(mask(cap(scale q k^T))) v, declared whole.
+
+Arrays are (batch, sequence, heads, channels); one that is stored (batch, heads, sequence, channels) is passed as a
+transposed view, for strides are free. Query head h reads the keys of head h // (H / H_kv).
+
+Logits are scale q k^T; with a soft cap they become softcap tanh(logits / softcap), before the mask. The mask is a
+true -inf. Positions are aligned at the end: query i stands at key p = i + S_kv - S. ``causal`` hides the keys after
+p. A ``window`` of W > 0 shows the keys p - W + 1 to p, so it hides those after p with and without ``causal``.
+A key that a query does not see never reaches its results, whatever it holds.
+A query that sees no key gives 0, and an lse of -inf. ``lse`` is the natural log of the sum of exp(logits).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tlhub.specs import Arg, Dim, Kernel, Option, Problem, Scalar
+
+FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
+DTYPES = ("float64", "float32", "float16", "bfloat16", *FLOAT8)
+
+
+DIMS = (
+    Dim("B", doc="batch"),
+    Dim("S", doc="queries"),
+    Dim("H", doc="query heads"),
+    Dim("D", doc="channels of q and k"),
+    Dim("H_kv", default="H", doc="heads of k and v; divides H"),
+    Dim("S_kv", default="S", doc="keys"),
+    Dim("D_v", default="D", doc="channels of v and o"),
+)
+PATTERNS = (("S", "S_kv"), ("B", "S", "S_kv"), tuple(d.name for d in DIMS))
+QKV = (
+    Arg("q", ("B", "S", "H", "D")),
+    Arg("k", ("B", "S_kv", "H_kv", "D")),
+    Arg("v", ("B", "S_kv", "H_kv", "D_v")),
+)
+CAUSAL = Option("causal", (False, True), False, "hide the keys after a query, aligned at the end")
+SCALARS = (
+    Scalar("scale", default="1/sqrt(D)", doc="factor of the logits"),
+    Scalar("window", kind="int", default=0, doc="keys that a query sees, itself counted; 0: all"),
+    Scalar("softcap", default=0.0, doc="bound of the logits; 0: none"),
+)
+
+
+def check(problem: Problem, inputs: Sequence[str] = "qkv") -> str | None:
+    """Return why no such attention can exist, or None. *inputs*: those that have the problem's dtype."""
+    dims, dtypes = problem.dim, dict(problem.dtypes)
+    heads, kv_heads = dims["H"], dims["H_kv"]
+    if isinstance(heads, int) and isinstance(kv_heads, int) and (heads % kv_heads if kv_heads else heads):
+        return f"H={heads} query heads cannot share H_kv={kv_heads} key heads evenly; H_kv must divide H"
+    kinds = {dtypes[n] for n in inputs}
+    if "float64" in kinds and len(kinds) > 1:
+        return f"{', '.join(f'{n} is {dtypes[n]}' for n in inputs)}; float64 does not mix with other types"
+    return None
+
+
+def flops(dims: Mapping[str, int]) -> float:
+    """Return the operations of one call: two products over every pair of a query and a key.
+
+    Where *dims* also holds a true ``causal``, half of that, as is customary.
+    """
+    pairs = float(dims["B"]) * dims["H"] * dims["S"] * dims["S_kv"]
+    return 2.0 * pairs * (dims["D"] + dims["D_v"]) * (0.5 if dims.get("causal") else 1.0)
+
+
+ATTENTION = Kernel(
+    name="attention",
+    revision=1,
+    doc="o = softmax(scale q k^T, masked) v, by heads; grouped and multi-query heads by H_kv",
+    dims=DIMS,
+    inputs=QKV,
+    outputs=(
+        Arg("o", ("B", "S", "H", "D_v"), dtype="option:out_dtype"),
+        Arg("lse", ("B", "H", "S"), dtype="float32", when={"lse": True}, doc="log of the sum of exp(logits)"),
+    ),
+    dtypes=DTYPES,
+    options=(
+        CAUSAL,
+        Option("lse", (False, True), False, "return lse as well"),
+        Option(
+            "out_dtype",
+            ("float64", "float32", "float16", "bfloat16"),
+            {**{d: d for d in DTYPES if d not in FLOAT8}, **dict.fromkeys(FLOAT8, "bfloat16")},
+            "the type of o",
+        ),
+    ),
+    scalars=SCALARS,
+    patterns=PATTERNS,
+    check=check,
+    flops=flops,
+    reference="tlhub_attention.references.forward:reference",
+    tolerance="tlhub_attention.references.forward:tolerance",
+    peers={
+        "torch": "tlhub_attention.peers.dense:torch_attention",
+        "cuda:torch": "tlhub_attention.peers.dense:torch_gpu_attention",
+    },
+)

@@ -1,0 +1,1 @@
+"""Device code, and what its launches share."""

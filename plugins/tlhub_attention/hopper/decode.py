@@ -1,0 +1,40 @@
+"""The schedule of attention_decode on Hopper: what it serves, and by which plans."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tlhub.specs import Config, DeviceFacts, Problem, Schedule
+from tlhub_attention.hopper import forward
+from tlhub_attention.hopper.decode_plan import plans
+
+
+def configs(problem: Problem, facts: DeviceFacts) -> Sequence[Config]:
+    """Return the one config: ``plans``, as ``Plan`` writes them: a call takes the first with enough rows."""
+    d, d_v = (int(problem.dim[name]) for name in ("D", "D_v"))
+    return ({"plans": " ".join(map(str, plans(d, d_v)))},)
+
+
+HOPPER_DECODE = Schedule(
+    name="hopper",
+    kernel="attention_decode",
+    kernel_revision=1,
+    revision=1,
+    targets=("cuda",),
+    toolchain="cuda",
+    program="tlhub_attention.hopper.decode_program:program",
+    supports=forward.supports,
+    configs=configs,
+    symbolic=("B", "S", "H", "H_kv", "S_kv", "P", "page", "L"),
+    sources=(
+        *(f"tlhub_attention.hopper.decode{part}" for part in ("", "_plan", "_program")),
+        *forward.HOPPER.sources,  # what is the same
+        *(
+            f"tlhub_attention/cuda/{name}.cuh"
+            for name in ("decode_call", "decode_units", "decode_tile", "decode_combine", "decode_hopper")
+        ),
+    ),
+    priority=20,
+    experimental=True,
+    doc="keys and values stream once through bulk tensor copies, in even shares of the SMs; contiguous or in pages",
+)

@@ -1,0 +1,1 @@
+"""What each kernel is measured against."""

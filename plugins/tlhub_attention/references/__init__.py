@@ -1,0 +1,1 @@
+"""Each kernel in float64, and its tolerance."""

@@ -1,0 +1,96 @@
+"""The reference of attention in float64, and its tolerance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from tlhub.specs import Problem
+from tlhub_attention.references.rows import ROUNDOFF, SMALLEST, Array, Rows, blocks, size, weigh
+
+
+class _Softmax(Rows):
+    """Rows with their ``weights``, the ``peak`` and ``total`` of their logits, and ``lse``."""
+
+    def __init__(
+        self, problem: Problem, scalars: Mapping[str, float], q: Array, k: Array, first: int, queries: int
+    ) -> None:
+        super().__init__(problem, scalars, q, k, first, queries)
+        peak = self.logits.max(axis=1, keepdims=True) if len(k) else np.zeros((len(q), 1), like=q) - np.inf
+        self.peak = np.where(peak == -np.inf, 0.0, peak)
+        weights = np.where(self.seen, np.exp(self.logits - self.peak), 0.0)
+        self.total = weights.sum(axis=1, keepdims=True)
+        self.weights = np.where(self.total != 0.0, weights / np.where(self.total != 0.0, self.total, 1.0), 0.0)
+        self.lse = (self.peak + np.log(self.total))[:, 0]
+
+    def output(self, v: Array) -> Array:
+        """Return weights v, in which keys that a query does not see take no part."""
+        return weigh(self.weights, self.seen & (self.total != 0.0), v)
+
+
+def _rows(
+    problem: Problem, inputs: Mapping[str, Array], scalars: Mapping[str, float]
+) -> Iterator[tuple[int, int, slice, _Softmax, Array]]:
+    """Yield the rows of each head, where they are (batch, head, queries), and the values (S_kv, D_v) that they see."""
+    q, k, v = (inputs[n].astype(np.float64) for n in ("q", "k", "v"))
+    for b, h, g, at in blocks(q, k):
+        yield b, h, at, _Softmax(problem, scalars, q[b, at, h], k[b, :, g], at.start, q.shape[1]), v[b, :, g]
+
+
+def attend(problem: Problem, inputs: Mapping[str, Array], scalars: Mapping[str, float]) -> tuple[Array, Array]:
+    """Return o (B, S, H, D_v) and lse (B, H, S) in float64. *inputs*: q, k, v as the contract lays them out."""
+    q, v = inputs["q"], inputs["v"]
+    o = np.zeros((*q.shape[:3], v.shape[3]), like=q)
+    lse = np.zeros((q.shape[0], q.shape[2], q.shape[1]), like=q)
+    with np.errstate(all="ignore"):
+        for b, h, at, rows, values in _rows(problem, inputs, scalars):
+            o[b, at, h], lse[b, h, at] = rows.output(values), rows.lse
+    return o, lse
+
+
+def reference(problem: Problem, inputs: Mapping[str, Array], scalars: Mapping[str, float]) -> tuple[Array, ...]:
+    """Return (o,) of shape (B, S, H, D_v), or (o, lse) with lse of shape (B, H, S), in float64."""
+    o, lse = attend(problem, inputs, scalars)
+    return (o, lse) if problem.option["lse"] else (o,)
+
+
+def tolerance(
+    problem: Problem, inputs: Mapping[str, Array], scalars: Mapping[str, float], outputs: tuple[Array, ...]
+) -> tuple[Array, ...]:
+    """Return the largest errors allowed, element-wise and absolute, of arrays shaped like *outputs*.
+
+    First order, with u the accumulator's unit roundoff (float32's, or float64's for float64 inputs), u_v that of v's
+    dtype, w the weights, n the keys that a query sees. Each is gemm's bound (Higham, Accuracy and Stability of
+    Numerical Algorithms, section 3.1: an inner product of K terms errs by at most K u (|a||b|)) with gemm's factor 2:
+
+    - a logit errs by e_j = 2 (D + 4) u scale (|q||k_j|) + 4 u (|s_j| + |s_j - max s|): the product with its scale,
+      then the soft cap, the change of base and the subtraction of the maximum. tanh does not enlarge an error.
+    - so a weight errs by w_j e_j, and o by sum_j w_j e_j |v_j - o|, for the weights are divided by their sum;
+    - the two sums over the keys add 2 (n + 8) u (sum_j w_j |v_j| + |o|), with the exponential's 2 ulp;
+    - weights may be rounded to v's dtype for the second product, as tensor cores take them: u_v sum_j w_j |v_j|;
+    - the result is rounded: u_out |o|, and the least subnormal of its dtype.
+
+    lse errs by sum_j w_j e_j + 2 (n + 8) u, and is rounded to float32 with one product by ln 2.
+    """
+    dtypes = dict(problem.dtypes)
+    u = ROUNDOFF["float64" if dtypes["q"] == "float64" else "float32"]
+    u_v = ROUNDOFF[dtypes["v"]] if dtypes["v"] not in ("float64", "float32") else 0.0
+    o = outputs[0]
+    bound = np.zeros(o.shape, like=o)
+    lse_bound = np.zeros((o.shape[0], o.shape[2], o.shape[1]), like=o)
+    with np.errstate(all="ignore"):
+        for b, h, at, rows, values in _rows(problem, inputs, scalars):
+            logits = np.where(rows.seen & np.isfinite(rows.logits), rows.logits, 0.0)
+            error = 2 * (rows.q.shape[1] + 4) * u * rows.products()
+            error += 4 * u * (np.abs(logits) + np.where(rows.seen, np.abs(logits - rows.peak), 0.0))
+            error = np.where(rows.weights > 0.0, rows.weights * error, 0.0)
+            seen = rows.seen.sum(axis=1)[:, None]
+            mean = rows.weights @ size(values)
+            out = np.abs(o[b, at, h])
+            moved = error @ size(values) + error.sum(axis=1, keepdims=True) * out
+            sums = 2 * (seen + 8) * u * (mean + out)
+            bound[b, at, h] = moved + sums + u_v * mean + ROUNDOFF[dtypes["o"]] * out + SMALLEST[dtypes["o"]]
+            rounding = 4 * ROUNDOFF["float32"] * size(rows.lse)
+            lse_bound[b, h, at] = error.sum(axis=1) + 2 * (seen[:, 0] + 8) * u + rounding
+    return (bound, lse_bound) if problem.option["lse"] else (bound,)
