@@ -1,0 +1,1 @@
+"""Device code of mixed precision, and what its launches share."""

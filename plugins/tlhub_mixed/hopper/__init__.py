@@ -1,0 +1,1 @@
+"""The schedules on Hopper's tensor cores, in CUDA C++: which plan, and the program of it."""

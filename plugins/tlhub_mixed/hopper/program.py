@@ -1,0 +1,188 @@
+"""The program of a product on Hopper's tensor cores: a kernel for each plan, on operands as they are or on copies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from tlhub.build.program import Branch, CudaProgram, Expression, Launch, Parameter, TensorMap
+from tlhub.cuda import tensor_cores
+from tlhub.specs import DTYPES, Config, Problem
+from tlhub_mixed.cuda import code
+from tlhub_mixed.cuda.products import products
+from tlhub_mixed.hopper.plan import BYTES, Plan
+
+_ALIGNMENT = 16  # bytes, of addresses and strides in tensor maps
+_SMALL = " && ".join(f"{dim} < 0x7fff0000" for dim in "BMN") + " && K < 0x20000000"
+"""The condition that extents, up to the end of the last tile, are ints."""
+
+NO_SCALES, OF_ROWS, OF_BLOCKS = range(3)
+
+
+class Kind(NamedTuple):
+    """How a problem is computed: ``scales`` of the operands, whether sums are ``promoted``, an operand's ``parts``."""
+
+    scales: int
+    promoted: bool
+    parts: int
+
+
+def kind(problem: Problem) -> Kind:
+    """Return how *problem*, of gemm, is computed."""
+    option, a = problem.option, dict(problem.dtypes)["a"]
+    if a == "float32":
+        split = option["compute"] == "3xtf32"
+        return Kind(NO_SCALES, split, 3 if split else 1)
+    return Kind(NO_SCALES, a != "int8" and not option["fast_accum"], 1)
+
+
+def program(problem: Problem, config: Config, arch: str) -> CudaProgram:
+    """Return the program of the plans in *config*."""
+    plans = [Plan.parse(text) for text in str(config["plans"]).split()]
+    made = kind(problem)
+    constants = {"SCALES": made.scales, "PROMOTED": int(made.promoted), "PARTS": made.parts}
+    dtypes = dict(problem.dtypes)
+    source = [
+        code.source(problem, constants, "pack.cuh", tensor_cores.FILE, "product_hopper.cuh"),
+        products(dtypes["a"], dtypes["b"], (plan.columns for plan in plans)),
+        *(_instance(problem, plan) for plan in plans),
+        "",
+    ]
+    return CudaProgram("\n".join(source), branches(problem, plans), values=values(problem, plans))
+
+
+def values(problem: Problem, plans: Sequence[Plan]) -> Mapping[str, Expression]:
+    """Return what the branches have names for: whether arrays fit, the bytes of copies, and what each plan costs."""
+    made, item = kind(problem), _item(problem, "a")
+    rows = {"a": "M", "b": "N"}
+    return {
+        "padded": f"(K < 1 ? 1 : CEIL_DIV(K, {BYTES // item})) * {BYTES // item}",
+        **{f"fits_{name}": "0" if made.parts > 1 else _mappable(problem, name) for name in "ab"},
+        "fits_c": f"{_mappable(problem, 'c')} && ALIGNED(N * {_item(problem, 'c')}, {_ALIGNMENT})",
+        **{
+            f"copy_{name}": f"fits_{name} ? 0 : CEIL_DIV(padded * {made.parts * item} * {rows[name]} * B, 256) * 256"
+            for name in "ab"
+        },
+        **{f"cost_{i}": plan.price(made.promoted, BYTES // item, made.parts) for i, plan in enumerate(plans)},
+    }
+
+
+def branches(problem: Problem, plans: Sequence[Plan]) -> tuple[Branch, ...]:
+    """Return the branches: the cheapest plan, on arrays as they are, or on copies of operands in scratch memory."""
+    found: list[Branch] = []
+    for i, plan in enumerate(plans):
+        cheapest = [f"cost_{i} <= cost_{j}" for j in range(i + 1, len(plans))]
+        when = " && ".join([_SMALL, f"{_clusters(plan)} * {plan.share} < 0x7fff0000", *cheapest])
+        for stored, direct in (("fits_c && ", False), ("", True)):
+            launch = _product(problem, plan, copied=False, direct=direct)
+            found.append(Branch((launch,), f"fits_a && fits_b && {stored}{when}"))
+        for stored, direct in (("fits_c && ", False), ("", True)):
+            launches = (_pack(problem), _product(problem, plan, copied=True, direct=direct))
+            found.append(Branch(launches, f"{stored}{when}", "copy_a + copy_b"))
+    return tuple(found)
+
+
+def _item(problem: Problem, name: str) -> int:
+    return DTYPES[dict(problem.dtypes)[name]][1] // 8
+
+
+def _mappable(problem: Problem, name: str) -> str:
+    """Return the condition that a tensor map can be made of *name* where it is, with rows along K, or of c along N: not
+    empty, elements side by side, an address and strides above 0 that are multiples of 16 bytes. Strides of dims of
+    extent 1 do not count."""
+    item = _item(problem, name)
+    batch, row, column = code.strides(problem, name)
+    extents = {"a": ("B", "M", "K"), "b": ("B", "N", "K"), "c": ("B", "M", "N")}[name]
+    steps = (
+        f"({extent} == 1 || {step} > 0 && ALIGNED({step} * {item}, {_ALIGNMENT}))"
+        for extent, step in zip(extents, (batch, row), strict=False)
+    )
+    filled = (f"{extent} > 0" for extent in extents)
+    return " && ".join([f"{column} == 1", f"ALIGNED(DATA({name}), {_ALIGNMENT})", *filled, *steps])
+
+
+def _clusters(plan: Plan) -> str:
+    """Return how many clusters have a tile, or tiles that share B."""
+    return f"B * CEIL_DIV(M, {plan.rows * plan.share}) * CEIL_DIV(N, {plan.columns})"
+
+
+def _name(plan: Plan) -> str:
+    return "product_" + str(plan).replace("-", "_")
+
+
+def _instance(problem: Problem, plan: Plan) -> str:
+    item = _item(problem, "c")
+    numbers = (plan.rows, plan.columns, plan.stages(item), plan.share, plan.band, plan.chunk(item))
+    return f"PRODUCT({_name(plan)}, {plan.shared(item)}, {', '.join(map(str, numbers))})"
+
+
+def _operand(problem: Problem, name: str, box: int, copied: bool) -> TensorMap:
+    """Return the tensor map of a or b, boxes of 128 bytes of K and *box* rows; *copied*: of its copy, if it has one."""
+    item = _item(problem, name)
+    rows, at = ("M", "0") if name == "a" else ("N", "copy_a")
+    batch, row, _ = code.strides(problem, name)
+    width = f"padded * {kind(problem).parts}"
+
+    def either(of_array: str, of_copy: str) -> str:
+        return f"(fits_{name} ? {of_array} : {of_copy})" if copied else of_array
+
+    def step(extent: str, stride: str, of_copy: str) -> str:
+        return either(f"({extent} == 1 ? {_ALIGNMENT} : {stride} * {item})", f"{of_copy} * {item}")
+
+    return TensorMap(
+        dict(problem.dtypes)[name],
+        either(f"DATA({name})", _room(at)),
+        (either("K", width), rows, "B"),
+        (step(rows, row, width), step("B", batch, f"{width} * {rows}")),
+        (BYTES // item, box, 1),
+    )
+
+
+def _result(problem: Problem, chunk: int) -> TensorMap:
+    """Return the tensor map of c, in boxes of *chunk* columns and 16 rows."""
+    item = _item(problem, "c")
+    batch, row, _ = code.strides(problem, "c")
+    steps = (f"({extent} == 1 ? {_ALIGNMENT} : {step} * {item})" for extent, step in (("M", row), ("B", batch)))
+    return TensorMap(
+        dict(problem.dtypes)["c"], "DATA(c)", ("N", "M", "B"), tuple(steps), (chunk, 16, 1), swizzle=chunk * item
+    )
+
+
+def _room(at: str) -> str:
+    return f"(void *)((char *)WORKSPACE + {at})"
+
+
+def _product(problem: Problem, plan: Plan, copied: bool, direct: bool) -> Launch:
+    """Return the launch of *plan*; *direct*: it stores element by element."""
+    item = _item(problem, "c")
+    a = _operand(problem, "a", plan.rows, copied)
+    b = _operand(problem, "b", plan.columns // plan.share, copied)
+    clusters, fit = _clusters(plan), f"(SMS / {plan.share})"
+    return Launch(
+        kernel=_name(plan),
+        grid=(f"({clusters} < {fit} ? {clusters} : {fit}) * {plan.share}", 1, 1),
+        block=(plan.threads, 1, 1),
+        parameters=(
+            a,
+            b,
+            a if direct else _result(problem, plan.chunk(item)),
+            Parameter("int", int(direct)),
+            *code.parameters(problem),
+        ),
+        shared=plan.shared(item),
+        cluster=(plan.share, 1, 1),
+        programmatic=True,
+    )
+
+
+def _pack(problem: Problem) -> Launch:
+    """Return the launch that copies those of a and b that do not fit."""
+
+    def operand(name: str, at: str, rows: str) -> tuple[Parameter, ...]:
+        steps = (Parameter("int64_t", step) for step in code.strides(problem, name))
+        to = Parameter("void *", f"(fits_{name} ? (void *)0 : {_room(at)})")
+        return (Parameter("void *", f"DATA({name})"), *steps, to, Parameter("int64_t", rows))
+
+    sizes = (Parameter("int64_t", value) for value in ("B", "K", "padded"))
+    parameters = (*sizes, *operand("a", "0", "M"), *operand("b", "copy_a", "N"))
+    return Launch("pack_operands", ("SMS * 8", 1, 1), (256, 1, 1), parameters)
