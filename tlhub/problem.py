@@ -55,7 +55,8 @@ def signature(kernel: Kernel, problem: Problem) -> Signature:
         )
 
     elide = next((d.name for d in kernel.dims if d.elide), None)
-    return Signature(tensors(kernel.inputs, False), tensors(kernel.outputs, True), kernel.scalars, elide)
+    parts = {d.name: piece for d in shapes.there(kernel, options) if (piece := shapes.part(d, options))}
+    return Signature(tensors(kernel.inputs, False), tensors(kernel.outputs, True), kernel.scalars, elide, parts)
 
 
 def symbols(kernel: Kernel, dtype: str, options: Mapping[str, Any]) -> dict[str, Extent]:
@@ -72,9 +73,11 @@ def generalise(problem: Problem, symbolic: Iterable[str]) -> Problem:
 
 def typed(kernel: Kernel, problem: Problem) -> tuple[dict[str, Extent], str | dict[str, str], dict[str, Value]]:
     """Return the dims, dtype and options for which ``make`` gives *problem*, without what is default."""
-    extents = problem.dim
-    defaults = {d.name: extents.get(str(d.default), d.default) for d in kernel.dims if d.default is not None}
-    shown = [(n, e) for n, e in problem.dims if n not in defaults or e != defaults[n]]
+    extents, options = problem.dim, problem.option
+    dims_there = shapes.there(kernel, options)
+    defaults = {d.name: extents.get(str(d.default), d.default) for d in dims_there if d.default is not None}
+    parts = [d.name for d in dims_there if shapes.part(d, options)]
+    shown = [(n, e) for n, e in problem.dims if n not in parts and (n not in defaults or e != defaults[n])]
     dims = {n: e.replace("?", "n") if isinstance(e, str) else e for n, e in shown}
     given = input_dtypes(kernel, problem.dtypes)
     dtype = problem.dtype if len(set(given.values())) == 1 else given

@@ -14,6 +14,7 @@ Shape = Any
 """A sequence of extents in the kernel's order, or a mapping of dim names to extents."""
 
 _SYMBOL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|\?[0-9]+")
+_PART = re.compile(r"(\w+)/(\w+)")
 _LARGEST = 2**31 - 1
 
 
@@ -56,6 +57,17 @@ def there(kernel: Kernel, options: Mapping[str, Value]) -> tuple[Dim, ...]:
     return tuple(d for d in kernel.dims if exists(d, options))
 
 
+def part(dim: Dim, options: Mapping[str, Value]) -> tuple[str, int] | None:
+    """Return the dim that *dim* follows from and over what it is, or None where it is one of its own."""
+    match = _PART.fullmatch(dim.default) if isinstance(dim.default, str) else None
+    return (match[1], int(match[2]) if match[2].isdigit() else int(options[match[2]] or 0)) if match else None
+
+
+def quotient(whole: int, over: int) -> int:
+    """Return *whole* / *over*, rounded up; 1 where *over* is 0."""
+    return -(-whole // over) if over else 1
+
+
 def extents(kernel: Kernel, options: Mapping[str, Value], shape: Shape) -> tuple[tuple[str, Extent], ...]:
     """Return the extents of the dims that there are under *options*, as *shape* gives them. Raises ArgumentError."""
     dims = there(kernel, options)
@@ -78,7 +90,7 @@ def extents(kernel: Kernel, options: Mapping[str, Value], shape: Shape) -> tuple
             hint=_commas(str(shape)) or _usage(dims),
         )
     else:
-        given = dict(zip(_positions(kernel.name, dims, shape), shape, strict=True))
+        given = dict(zip(_positions(kernel.name, _free(dims), shape), shape, strict=True))
     missing = [d.name for d in dims if d.default is None and d.name not in given]
     if missing:
         raise ArgumentError(
@@ -88,9 +100,36 @@ def extents(kernel: Kernel, options: Mapping[str, Value], shape: Shape) -> tuple
         )
     values: dict[str, Extent] = {n: extent(v, kernel.name, n) for n, v in given.items()}
     for dim in dims:
-        if dim.name not in values:
+        if piece := part(dim, options):
+            values[dim.name] = _follow(kernel.name, dim, piece, values)
+        elif dim.name not in values:
             values[dim.name] = values[dim.default] if isinstance(dim.default, str) else dim.default  # type: ignore[assignment]
     return tuple((n, values[n]) for n in names)
+
+
+def _free(dims: Sequence[Dim]) -> list[Dim]:
+    """Return those of *dims* that do not follow from another one."""
+    return [d for d in dims if not (isinstance(d.default, str) and _PART.fullmatch(d.default))]
+
+
+def _follow(kernel: str, dim: Dim, piece: tuple[str, int], values: Mapping[str, Extent]) -> Extent:
+    """Return the extent of *dim*, which is *piece* of another one. Raises ArgumentError where *values* has another."""
+    (name, over), given = piece, values.get(dim.name)
+    follows: Extent
+    whole = values[name]
+    if isinstance(whole, str):
+        follows = given if isinstance(given, str) else f"{whole}/{over}"
+    else:
+        follows = quotient(whole, over)
+    if given not in (None, follows):
+        raise ArgumentError(
+            f"{kernel}: dim {dim.name} is {given!r}; it is {dim.default} rounded up: {follows!r} for {name}={whole!r}",
+            argument=dim.name,
+            expected=f"{dim.name}={follows}",
+            got=repr(given),
+            hint=f"leave {dim.name} away, or {dim.name}={follows}",
+        )
+    return follows
 
 
 def _positions(kernel: str, dims: Sequence[Dim], shape: Sequence[Any]) -> list[str]:
@@ -127,7 +166,7 @@ def _commas(typed: Any) -> str | None:
 def _required(dims: Sequence[Dim]) -> str:
     """Show *dims* as a usage line does: ``M, N, K and optionally B=1``."""
     required = ", ".join(d.name for d in dims if d.default is None)
-    optional = ", ".join(f"{d.name}={d.default}" for d in dims if d.default is not None)
+    optional = ", ".join(f"{d.name}={d.default}" for d in _free(dims) if d.default is not None)
     return f"{required} and optionally {optional}" if optional else required
 
 

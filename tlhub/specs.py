@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 Extent: TypeAlias = "int | str"
@@ -29,6 +30,7 @@ DTYPES: Mapping[str, tuple[int, int]] = {
     "float64": (2, 64),
     "float8_e4m3fn": (10, 8),
     "float8_e5m2": (12, 8),
+    "float8_e8m0fnu": (14, 8),
 }
 
 LIBRARY = "kernel.so"
@@ -45,7 +47,9 @@ ABI = "tvm-ffi 0.1"
 class Dim:
     """One dim of a kernel.
 
-    ``default``: None for a required dim, else an extent, or the name of the dim that it equals unless given.
+    ``default``: None for a required dim, else an extent, or the name of the dim that it equals unless given. A dim that
+    follows from another one, and is never anything else, has ``"DIM/N"``: that extent over N, rounded up, or 1 where N
+    is 0; N is a number or the name of an option of numbers, and DIM is declared, and met in the arguments, before it.
     ``elide``: arrays may leave this leading dim out where it is 1 (a batch of one matrix).
     ``when``: option values under which there is such a dim, of arguments that exist under them.
     """
@@ -305,10 +309,12 @@ class Tensor(NamedTuple):
 class Signature(NamedTuple):
     """The arguments of a problem's binary, in order: inputs, outputs, workspace, scalars.
 
-    ``elide``: the name of the leading dim that arrays may leave out where it is 1, or None.
+    ``elide``: the name of the leading dim that arrays may leave out where it is 1, or None. ``parts``: the dims that
+    follow from another one, with its name and over what it is.
     """
 
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     scalars: tuple[Scalar, ...]
     elide: str | None
+    parts: Mapping[str, tuple[str, int]] = MappingProxyType({})

@@ -57,6 +57,9 @@ BLOCKED = Schedule(
     supports=supports,
     configs=configs,
     symbolic=("B", "M", "N", "K"),
-    sources=tuple(f"tlhub_gemm.cpu_{part}" for part in ("program", "blocks", "call", "convert", "ir", "thin", "tiles")),
+    sources=(
+        *(f"tlhub_gemm.cpu_{part}" for part in ("program", "blocks", "call", "thin", "tiles")),
+        *("tlhub.cpu.elements", "tlhub.cpu.ir"),
+    ),
     doc="packed panels and register tiles; small and thin products are streamed",
 )

@@ -9,6 +9,18 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
+from tlhub.cpu.ir import (
+    Expr,
+    Function,
+    bind,
+    ceil_div,
+    i64,
+    local,
+    loop,
+    maximum,
+    minimum,
+    when,
+)
 from tlhub_gemm.cpu_call import (
     SLICES,
     Numbers,
@@ -21,18 +33,6 @@ from tlhub_gemm.cpu_call import (
     share,
     span,
     task,
-)
-from tlhub_gemm.cpu_ir import (
-    Expr,
-    Function,
-    bind,
-    ceil_div,
-    i64,
-    local,
-    loop,
-    maximum,
-    minimum,
-    when,
 )
 from tlhub_gemm.cpu_tiles import RUN, Plan, fetch, multiply, pack_a, pack_b, panel_size
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
-from tlhub_gemm.cpu_convert import Element
-from tlhub_gemm.cpu_ir import Expr, Function, bind, i64, local, loop_parallel, region, view, when, workspace
+from tlhub.cpu.elements import Element
+from tlhub.cpu.ir import Expr, Function, bind, i64, local, loop_parallel, region, view, when, workspace
 from tlhub_gemm.cpu_tiles import Plan
 
 SLICES = 1 << 30

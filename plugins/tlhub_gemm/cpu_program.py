@@ -13,11 +13,11 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as T
 
+from tlhub.cpu.elements import Element
+from tlhub.cpu.ir import Expr, bind, branch, i64, local, minimum, module, stepping
 from tlhub.specs import Problem
 from tlhub_gemm.cpu_blocks import blocked
 from tlhub_gemm.cpu_call import FIELDS, Task, choose, run_alone, run_shared
-from tlhub_gemm.cpu_convert import Element
-from tlhub_gemm.cpu_ir import Expr, bind, branch, i64, local, minimum, module, stepping
 from tlhub_gemm.cpu_thin import FEW, thin
 from tlhub_gemm.cpu_tiles import Plan, finish
 
@@ -35,7 +35,7 @@ def program(problem: Problem, config: Mapping[str, Any], arch: str) -> Any:
     every = choose(plan, (blocks, few_rows), few_columns)
     tasks = {t.run.name: t for t in (blocks, few_rows, few_columns, every)}
     functions = [*parts, *streams, close, *(f for t in tasks.values() for f in (t.measure, t.run))]
-    return module(_entry(problem, plan, int(config["alone"]), every), functions)
+    return module("gemm", _entry(problem, plan, int(config["alone"]), every), functions)
 
 
 def make_plan(problem: Problem, config: Mapping[str, Any]) -> Plan:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from tvm import tirx
 
-from tlhub_gemm.cpu_call import Numbers, Operands, Task, cut, span, task
-from tlhub_gemm.cpu_convert import Element
-from tlhub_gemm.cpu_ir import (
+from tlhub.cpu.elements import Element
+from tlhub.cpu.ir import (
     Expr,
     Function,
     bind,
@@ -21,6 +20,7 @@ from tlhub_gemm.cpu_ir import (
     view,
     when,
 )
+from tlhub_gemm.cpu_call import Numbers, Operands, Task, cut, span, task
 from tlhub_gemm.cpu_tiles import Plan
 
 FEW = 4

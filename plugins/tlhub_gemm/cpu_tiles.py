@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
-from tlhub_gemm.cpu_convert import Element, activate, vector
-from tlhub_gemm.cpu_ir import (
+from tlhub.cpu.elements import Element, activate, vector
+from tlhub.cpu.ir import (
     Expr,
     Function,
     View,

@@ -113,6 +113,8 @@ static const char *device_name(int32_t type) {
 static int64_t known(const extents_t *e, int dim) {
   int64_t n = C->dims[dim].extent;
   if (n >= 0) return n;
+  int64_t over = C->dims[dim].over, whole = C->dims[dim].whole < 0 ? -1 : known(e, C->dims[dim].whole);
+  if (whole >= 0) return over ? whole / over + (whole % over != 0) : 1;
   if (e->own[-1 - n] >= 0) return e->own[-1 - n];
   if (!e->expected) return -1;
   n = e->expected[dim];

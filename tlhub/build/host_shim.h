@@ -16,6 +16,8 @@
 typedef struct {
   const char *name;
   int64_t extent; /* at least 0: that extent; -1 - k: symbol number k, equal symbols are equal */
+  int32_t whole;  /* at least 0: it is that dim over a number, rounded up, or 1 where the number is 0 */
+  int32_t over;
 } tlhub_dim;
 
 typedef struct {

@@ -199,6 +199,7 @@ def _job(
             "outputs": [list(t) for t in sign.outputs],
             "scalars": [[s.name, s.kind, s.default] for s in sign.scalars],
             "elide": sign.elide,
+            "parts": {name: list(piece) for name, piece in sign.parts.items()},
         },
         "program": schedule.program,
         "packages": sorted({re.split("[:./]", m)[0] for m in (schedule.program, *schedule.sources)}),

@@ -61,8 +61,9 @@ def contract(problem: Problem, signature: Signature, program: DeviceProgram, dev
     number = {name: i for i, (name, _) in enumerate(problem.dims)}
     symbols: dict[str, int] = {}
     dims = ",\n".join(
-        f"  {{{string(name)}, {e if isinstance(e, int) else -1 - symbols.setdefault(e, len(symbols))}}}"
+        f"  {{{string(name)}, {e if isinstance(e, int) else -1 - symbols.setdefault(e, len(symbols))}, {of}, {over}}}"
         for name, e in problem.dims
+        for of, over in [_part(signature, name, number)]
     )
     rows = ",\n".join(
         _tensor(problem, t, b, number, t.dims[:1] == (signature.elide,))
@@ -96,6 +97,12 @@ const tlhub_contract_t tlhub_contract = {{
   .dims = dims, .tensors = tensors, .scalars = scalars, .program = {program.symbol}, .workspace = {workspace},
 }};
 """
+
+
+def _part(signature: Signature, dim: str, number: Mapping[str, int]) -> tuple[int, int]:
+    """Return the number of the dim that *dim* follows from, -1 where it follows from none, and over what it is."""
+    whole, over = signature.parts.get(dim, ("", 0))
+    return number.get(whole, -1), over
 
 
 def needs_workspace(program: DeviceProgram) -> bool:

@@ -169,7 +169,8 @@ def signature_of(job: Job) -> Signature:
 
     s = job["signature"]
     scalars = tuple(Scalar(name, kind, default) for name, kind, default in s["scalars"])
-    return Signature(tensors(s["inputs"]), tensors(s["outputs"]), scalars, s["elide"])
+    parts = {name: (whole, over) for name, (whole, over) in s["parts"].items()}
+    return Signature(tensors(s["inputs"]), tensors(s["outputs"]), scalars, s["elide"], parts)
 
 
 def _function(path: str) -> tuple[ModuleType, Any]:

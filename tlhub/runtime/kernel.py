@@ -235,7 +235,12 @@ class CompiledKernel:
         try:
             left_out = self._lead is not None and len(read[self._lead].shape) < self._lead_rank
             return [
-                tuple([e if type(e) is int else read[e[0]].shape[e[1]] for e in plan[1 if left_out and short else 0 :]])
+                tuple(
+                    [
+                        e if type(e) is int else -(-read[e[0]].shape[e[1]] // e[2])
+                        for e in plan[1 if left_out and short else 0 :]
+                    ]
+                )
                 for plan, short in self._plans
             ]
         except (IndexError, AttributeError):  # an input that the library refuses, before it looks at outputs
@@ -265,14 +270,18 @@ class CompiledKernel:
 def _plan(problem: Problem, signature: Signature) -> tuple[list[tuple[tuple[Any, ...], bool]], int | None, int]:
     """Return where the outputs' extents come from, and which input says whether the leading dim is left out.
 
-    Of each output: per dim an extent, or an input and an axis counted from the end; and whether its leading
-    dim may be left out. Then the first input that may leave it out, if any, and the rank it has otherwise.
+    Of each output: per dim an extent, or an input, an axis counted from the end, and what its extent is divided by,
+    rounded up; and whether its leading dim may be left out. Then the first input that may leave it out, if any, and
+    the rank it has otherwise.
     """
     leads = [t.dims[:1] == (signature.elide,) for t in signature.inputs]
     lead = leads.index(True) if True in leads else None
     where: dict[str, Any] = {n: e for n, e in problem.dims if isinstance(e, int)}
     for i, tensor in enumerate(signature.inputs):
         for axis, dim in enumerate(tensor.dims):
-            where.setdefault(dim, (i, axis - len(tensor.dims)))
+            where.setdefault(dim, (i, axis - len(tensor.dims), 1))
+    for dim, (whole, over) in signature.parts.items():
+        if dim not in where:
+            where[dim] = (*where[whole][:2], over) if over else 1
     plans = [(tuple(where.get(d, 0) for d in t.dims), t.dims[:1] == (signature.elide,)) for t in signature.outputs]
     return plans, lead, 0 if lead is None else len(signature.inputs[lead].dims)

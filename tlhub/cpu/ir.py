@@ -228,8 +228,8 @@ def _parameter(kind: str) -> Expr:
     return T.handle(kind[1:]) if kind.startswith("*") else getattr(T, kind)()
 
 
-def module(entry: Any, functions: Sequence[Function]) -> Any:
-    """Return an IRModule with *entry* (which has its global symbol) and the private *functions*."""
+def module(name: str, entry: Any, functions: Sequence[Function]) -> Any:
+    """Return an IRModule with *entry*, whose global symbol is *name*, and the private *functions*."""
     table = {f.var: f.prim for f in functions}
-    table[tvm.ir.GlobalVar("gemm")] = entry
+    table[tvm.ir.GlobalVar(name)] = entry
     return tvm.IRModule(table)

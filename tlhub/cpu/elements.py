@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
-from tlhub_gemm.cpu_ir import Expr, View, bind, const, dtype_of, splat
+from tlhub.cpu.ir import Expr, View, bind, const, dtype_of, splat
 
 _FLOAT8 = {
     # name: (bits of the mantissa, bias, largest finite value)
