@@ -105,8 +105,8 @@ GEMM = Kernel(
     reference="tlhub_gemm.reference:reference",
     tolerance="tlhub_gemm.reference:tolerance",
     peers={
-        "numpy": "tlhub_gemm.reference:numpy_product",
-        "cuda:torch": "tlhub_gemm.reference:torch_product",
-        "cuda:cupy": "tlhub_gemm.reference:cupy_product",
+        "numpy": "tlhub_gemm.peers:numpy_product",
+        "cuda:torch": "tlhub_gemm.peers:torch_product",
+        "cuda:cupy": "tlhub_gemm.peers:cupy_product",
     },
 )

@@ -1,4 +1,4 @@
-"""The reference of gemm in float64, its tolerance, and the products of NumPy, PyTorch and CuPy as peers.
+"""The reference of gemm in float64, and its tolerance.
 
 Arrays of ml_dtypes' types are NumPy arrays too; every input converts to float64 exactly. Arrays of CuPy, which follow
 NumPy's protocols, give arrays of CuPy.
@@ -6,7 +6,7 @@ NumPy's protocols, give arrays of CuPy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -60,9 +60,10 @@ def tolerance(
     """Return the largest error allowed of each element of c, a bound that needs no luck.
 
     Adding up K products in precision eps_accum, in any order, errs by at most K eps_accum (|A| |B|) to first
-    order (Higham, "Accuracy and Stability of Numerical Algorithms", 3.1); twice that is allowed. The error goes
-    through alpha, the bias and the activation's slope, each step adding its own rounding in eps_accum; the
-    last rounding, to c's dtype, allows eps_out |c|, or half of its least value. Integer sums are exact.
+    order (Higham, "Accuracy and Stability of Numerical Algorithms", 3.1); twice that is allowed, and what tensor cores
+    may lose besides. The error goes through alpha, the bias and the activation's slope, each step adding its own
+    rounding in eps_accum; the last rounding, to c's dtype, allows eps_out |c|, or half of its least value. Integer sums
+    are exact.
     """
     option, out = problem.option, dict(problem.dtypes)["c"]
     accum, eps_out = str(option["accum"]), ROUNDOFF.get(out, 0.0)
@@ -73,7 +74,7 @@ def tolerance(
     with np.errstate(all="ignore"):
         depth = a.shape[-1]
         size = alpha * abs(a) @ abs(b)
-        error = 0.0 * size if integer else 2 * depth * eps * size
+        error = 0.0 * size if integer else (2 * depth * eps + _tensor_core_error(problem, depth)) * size
         total = np.abs(_linear(problem, inputs, scalars))
         # alpha is rounded, multiplied, and the bias is added
         error = error + 2 * eps * size + eps * total
@@ -92,54 +93,19 @@ def tolerance(
         return ((1 + eps_out) * error + eps_out * np.abs(outputs[0]) + _SMALLEST[out] / 2,)
 
 
-def numpy_product(problem: Problem, inputs: Mapping[str, Array], scalars: Mapping[str, float]) -> Callable[[], object]:
-    """Return a call of NumPy's matmul, with an output of its own: OpenBLAS for float32 and float64.
+def _tensor_core_error(problem: Problem, depth: int) -> float:
+    """Return what tensor cores may lose of *depth* products, relative to the sum of their sizes.
 
-    Raises NotImplementedError for what NumPy has no fast product or no single call for.
+    float8: a step adds 32 products to a sum, aligned to the largest of them, and keeps 13 bits below its first; four
+    steps are a sum, or with ``fast_accum`` all of K is one. tf32 keeps 10 bits of an operand, and truncates; in three
+    products what is lost of an operand is the last of two such roundings, and the product of the two low parts.
     """
-    dtypes = dict(problem.dtypes)
-    kinds = {dtypes[name] for name in ("a", "b", "c")}
-    if kinds not in ({"float32"}, {"float64"}):
-        raise NotImplementedError(f"NumPy multiplies float32 and float64 by BLAS, not {', '.join(sorted(kinds))}")
-    a, b = _matrices(problem, inputs)
-    out = np.empty((*a.shape[:-1], b.shape[-1]), a.dtype)
-    return lambda: np.matmul(a, b, out=out)
-
-
-def torch_product(problem: Problem, inputs: Mapping[str, Any], scalars: Mapping[str, float]) -> Callable[[], object]:
-    """Return a call of PyTorch's matmul on its tensors, with an output of its own: cuBLAS on a GPU.
-
-    Raises NotImplementedError for what is no single call.
-    """
-    import torch
-
-    a, b = _matrices(problem, inputs)
-    out = torch.empty((*a.shape[:-1], b.shape[-1]), dtype=a.dtype, device=a.device)
-    return lambda: torch.matmul(a, b, out=out)
-
-
-def cupy_product(problem: Problem, inputs: Mapping[str, Any], scalars: Mapping[str, float]) -> Callable[[], object]:
-    """Return a call of CuPy's matmul, which is cuBLAS, with an output of its own.
-
-    Raises NotImplementedError for what is no single call.
-    """
-    import cupy
-
-    a, b = _matrices(problem, inputs)
-    out = cupy.empty((*a.shape[:-1], b.shape[-1]), a.dtype)
-    return lambda: cupy.matmul(a, b, out=out)
-
-
-def _matrices(problem: Problem, inputs: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return op(A) and op(B) as views, without a batch of one. Raises NotImplementedError for more than a product."""
-    option, dtypes = problem.option, dict(problem.dtypes)
-    if option["epilogue"] != "none" or option["bias"] or option["residual"]:
-        raise NotImplementedError("a product of matrices has no epilogue")
-    if dtypes["c"] != dtypes["a"] or dtypes["a"] != dtypes["b"]:
-        raise NotImplementedError(f"its operands and its result have one dtype, not {', '.join(dtypes.values())}")
-    a = inputs["a"].swapaxes(-1, -2) if option["trans_a"] else inputs["a"]
-    b = inputs["b"].swapaxes(-1, -2) if option["trans_b"] else inputs["b"]
-    return (a[0], b[0]) if a.ndim == 3 and a.shape[0] == 1 else (a, b)
+    option, a = problem.option, dict(problem.dtypes)["a"]
+    if option["compute"] != "ieee":
+        return 2 * 2.0**-10 + depth * 2.0**-24 if option["compute"] == "tf32" else 4 * 2.0**-22
+    if not a.startswith("float8") or option["tensor_core"] is False or option["accum"] != "float32":
+        return 0.0
+    return 4 * 2.0**-13 + (depth / 32 * 2.0**-13 if option["fast_accum"] else 0.0)
 
 
 # -- the parts of it -------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 
 from tlhub import problem, testing
 from tlhub.specs import Problem
-from tlhub_gemm import reference
+from tlhub_gemm import peers, reference
 from tlhub_gemm.contract import GEMM
 
 Array = np.ndarray[Any, Any]
@@ -168,7 +168,7 @@ def test_an_integer_next_to_a_half_may_fall_to_either_side() -> None:
 def test_numpy_is_the_peer_where_it_has_blas() -> None:
     made = make(5, 6, 7, trans_a=True, trans_b=True)
     given = testing.inputs(GEMM, made)
-    run = reference.numpy_product(made, given, {"alpha": 1.0})
+    run = peers.numpy_product(made, given, {"alpha": 1.0})
     np.testing.assert_allclose(run(), reference.reference(made, given, {"alpha": 1.0})[0][0], rtol=1e-4, atol=1e-5)  # type: ignore[arg-type]
     with pytest.raises(NotImplementedError):
-        reference.numpy_product(make(5, 6, 7, "float16"), given, {"alpha": 1.0})
+        peers.numpy_product(make(5, 6, 7, "float16"), given, {"alpha": 1.0})

@@ -94,8 +94,8 @@ class Plan(NamedTuple):
         return waves * (-(-k // depth) * parts * stage + epilogue)
 
 
-PLAIN = tuple(map(Plan.parse, "128x256 128x256-b2 256x128 256x128-b2 128x192 128x128 64x256 64x128 64x64".split()))
+PLAIN = tuple(map(Plan.parse, "128x256 128x256-b2 256x128 256x128-b2 128x192 128x128 128x64 128x32 64x256 64x128 64x64 64x32".split()))
 """The plans worth considering where sums stay in the tensor core's registers; the first of equals is chosen."""
 
-PROMOTED = tuple(map(Plan.parse, "256x128 256x128-b2 128x128-b2 128x128 128x192 128x192-b2 64x128 64x64".split()))
+PROMOTED = tuple(map(Plan.parse, "256x128 256x128-b2 128x128-b2 128x128 128x192 128x192-b2 128x64 128x32 64x128 64x64 64x32".split()))
 """Likewise where they are added up in registers of their own."""
