@@ -1,0 +1,22 @@
+"""The kernels of mixed precision, and their schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tlhub.hooks import hookimpl
+from tlhub.specs import Kernel, Schedule
+from tlhub_mixed.contracts.quantize import QUANTIZE
+from tlhub_mixed.cpu.schedules import QUANTIZE_ROWS
+
+TLHUB_API = 1
+
+
+@hookimpl
+def tlhub_kernels() -> Iterable[Kernel]:
+    return [QUANTIZE]
+
+
+@hookimpl
+def tlhub_schedules() -> Iterable[Schedule]:
+    return [QUANTIZE_ROWS]
