@@ -1,16 +1,23 @@
-"""Mixed precision: schedules of gemm for narrow types and tf32."""
+"""The kernels of mixed precision, and their schedules."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from tlhub.hooks import hookimpl
-from tlhub.specs import Schedule
+from tlhub.specs import Kernel, Schedule
+from tlhub_mixed.contracts.quantize import QUANTIZE
+from tlhub_mixed.cpu.schedules import QUANTIZE_ROWS
 from tlhub_mixed.hopper.gemm import HOPPER_MIXED
 
 TLHUB_API = 1
 
 
 @hookimpl
+def tlhub_kernels() -> Iterable[Kernel]:
+    return [QUANTIZE]
+
+
+@hookimpl
 def tlhub_schedules() -> Iterable[Schedule]:
-    return [HOPPER_MIXED]
+    return [QUANTIZE_ROWS, HOPPER_MIXED]

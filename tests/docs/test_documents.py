@@ -177,7 +177,11 @@ def test_the_schedule_for_somebody_elses_kernel_refuses_what_it_does_not_know(ca
 
 
 @pytest.mark.parametrize(
-    "kernel", ["gemm", "attention", "attention_bwd", "attention_decode", "attention_varlen", "attention_varlen_bwd"]
+    "kernel",
+    [
+        *("gemm", "attention", "attention_bwd", "attention_decode", "attention_varlen", "attention_varlen_bwd"),
+        *("quantize",),
+    ],
 )
 def test_contract_tables_are_the_contract(kernel: str) -> None:
     from tlhub import catalog
@@ -190,9 +194,11 @@ def test_contract_tables_are_the_contract(kernel: str) -> None:
     arguments = {row[0].strip("`"): re.findall(r"`\(([^)]*)\)`", row[1]) for row in table(path, f"{kernel} argument")}
     declared: dict[str, list[str]] = {}
     for arg in (*contract.inputs, *contract.outputs):
-        declared.setdefault(arg.name, []).append(", ".join(arg.dims))
+        dims = declared.setdefault(arg.name, [])
+        dims += [d for d in [", ".join(arg.dims)] if d not in dims]
     assert arguments == declared
-    scalars = {row[0].strip("`"): row[1].strip("`") for row in table(path, f"{kernel} scalar")}
+    rows = table(path, f"{kernel} scalar") if contract.scalars else []
+    scalars = {row[0].strip("`"): row[1].strip("`") for row in rows}
     assert scalars == {s.name: show(s.default) for s in contract.scalars}
     dims = {row[0].strip("`"): row[1].strip("`") for row in table(path, f"{kernel} dim")}
     assert dims == {d.name: "" if d.default is None else show(d.default) for d in contract.dims}

@@ -50,7 +50,7 @@ def test_version_is_the_distribution_s() -> None:
 
 def test_built_ins_come_by_entry_points() -> None:
     points = {p.name: p.value for p in metadata.entry_points(group="tlhub") if p.dist and p.dist.name == "tlhub-core"}
-    assert points == {"cpu": "tlhub_cpu", "cuda": "tlhub_cuda", "gemm": "tlhub_gemm", "attention": "tlhub_attention"}
+    assert points == {n: f"tlhub_{n}" for n in ("cpu", "cuda", "gemm", "attention", "mixed")}
 
 
 def test_sources_that_are_no_python_are_there() -> None:

@@ -1,7 +1,7 @@
 """Elements: storage to accumulator, accumulator through the epilogue to storage, a scalar or a vector at a time.
 
 Narrow floats are converted by integer arithmetic on their bits where the machine has no instruction for it.
-Conversions round to nearest even; float8 and int8 saturate; a NaN stays one.
+Conversions round to nearest even; float8 and integers saturate; a NaN stays one, and is 0 as an integer.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Element:
 
     @property
     def storage(self) -> str:
-        if self.dtype in _FLOAT8:
+        if self.dtype in _FLOAT8 or self.dtype == "float8_e8m0fnu":
             return "uint8"
         if self.dtype == "bfloat16" or (self.dtype == "float16" and not self.native_half):
             return "uint16"
@@ -48,7 +48,7 @@ class Element:
         return T.cast(raw, vector(into, lanes))
 
     def store(self, target: View, index: Expr, value: Expr, lanes: int) -> None:
-        """Convert *value* (float32 or float64, for integer dtypes float64) and store it from *index* on."""
+        """Convert *value* (float32 or float64, for int32 float64) and store it from *index* on."""
         value = bind(value)
         if dtype_of(value).startswith("float64") and self.dtype not in ("float64", "float32", "int32", "int8"):
             value = bind(_to_odd(value, lanes))
@@ -59,6 +59,10 @@ class Element:
         bits = bind(T.cast(raw, vector("uint32", lanes)))
         if self.dtype == "bfloat16":
             return _float(_shl(bits, 16, lanes), lanes)
+        if self.dtype == "float8_e8m0fnu":
+            # 0 is the subnormal 2^-127, and 255 is NaN
+            power = tirx.Select(tirx.EQ(bits, _u32(0, lanes)), _u32(1 << 22, lanes), _shl(bits, 23, lanes))
+            return _float(tirx.Select(tirx.EQ(bits, _u32(255, lanes)), _u32(0x7FC00000, lanes), power), lanes)
         if self.dtype == "float16":
             mantissa, bias, top = 10, 15, 31
         else:
@@ -83,7 +87,9 @@ class Element:
     def _encode(self, value: Expr, lanes: int) -> Expr:
         if self.dtype in ("int8", "int32"):
             low, high = (-128, 127) if self.dtype == "int8" else (-(2**31), 2**31 - 1)
-            clipped = tirx.min(tirx.max(value, const(low, "float64", lanes)), const(high, "float64", lanes))
+            kind = dtype_of(value).partition("x")[0]
+            number = tirx.Select(_is_nan(value, kind, lanes), const(0, kind, lanes), value)
+            clipped = tirx.min(tirx.max(number, const(low, kind, lanes)), const(high, kind, lanes))
             return T.cast(T.cast(T.nearbyint(clipped), vector("int32", lanes)), vector(self.dtype, lanes))
         if self.storage == self.dtype:
             return T.cast(value, vector(self.dtype, lanes))
@@ -216,6 +222,13 @@ def _horner(coefficients: tuple[float, ...], x: Expr, dtype: str, lanes: int) ->
     for c in reversed(coefficients[:-1]):
         value = bind(value * x + const(c, dtype, lanes))
     return value
+
+
+def _is_nan(x: Expr, dtype: str, lanes: int) -> Expr:
+    """Tell by the bits: of a comparison of a number with itself TVM knows the result."""
+    kind, infinity = ("uint32", 0x7F800000) if dtype == "float32" else ("uint64", 0x7FF << 52)
+    one, bits = splat(tirx.const(1, kind), lanes), T.reinterpret(vector(kind, lanes), x)
+    return ((bits << one) >> one) > splat(tirx.const(infinity, kind), lanes)
 
 
 def _abs(x: Expr, dtype: str, lanes: int) -> Expr:

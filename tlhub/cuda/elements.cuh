@@ -4,7 +4,7 @@
  */
 
 /* -- conversions: every one is exact, or rounds once to nearest even; float8 and integers saturate, and a NaN of float8
- * stays one -------------------------------------------------------------------------------------- */
+ * stays one, and is 0 in int8 -------------------------------------------------------------------------------------- */
 
 template <class To, class From> __device__ __forceinline__ To to(From x) { return static_cast<To>(x); }
 
@@ -33,8 +33,12 @@ template <> __device__ __forceinline__ __nv_fp8_e5m2 to(double x) { return __nv_
 template <> __device__ __forceinline__ int to(double x) {
   return __double2int_rn(fmin(fmax(x, -2147483648.), 2147483647.));
 }
-template <> __device__ __forceinline__ signed char to(double x) { return __double2int_rn(fmin(fmax(x, -128.), 127.)); }
-template <> __device__ __forceinline__ signed char to(float x) { return __float2int_rn(fminf(fmaxf(x, -128.f), 127.f)); }
+template <> __device__ __forceinline__ signed char to(double x) {
+  return x == x ? __double2int_rn(fmin(fmax(x, -128.), 127.)) : 0;
+}
+template <> __device__ __forceinline__ signed char to(float x) {
+  return x == x ? __float2int_rn(fminf(fmaxf(x, -128.f), 127.f)) : 0;
+}
 
 /* -- activations: x times a weight from 0 to 1, so an infinite x times 0 is NaN -------------------- */
 

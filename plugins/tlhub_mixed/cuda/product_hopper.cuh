@@ -31,9 +31,10 @@ template <int BM_, int BN_, int STAGES_, int SHARE_, int BAND_, int CHUNK_> stru
   static constexpr int CONSUMERS = BM == 64 ? 1 : 2, ROWS = BM / CONSUMERS, PIECES = ROWS / 64;
   static constexpr int THREADS = (CONSUMERS + 1) * GROUP;
 
-  static constexpr int CHUNK = CHUNK_; /* columns that a warp stages at once, in rows of at most 128 bytes */
+  static constexpr int OUT = GLU ? BN / 2 : BN; /* columns of C of a tile */
+  static constexpr int CHUNK = CHUNK_;          /* that a warp stages at once, in rows of at most 128 bytes */
   static constexpr int CHUNK_BYTES = 16 * CHUNK * int(sizeof(C));
-  static constexpr int CHUNKS = BN / CHUNK * PIECES; /* of a warp and a tile */
+  static constexpr int CHUNKS = OUT / CHUNK * PIECES; /* of a warp and a tile */
   static constexpr int BUFFERS = CHUNKS == 1 ? 1 : 2;
 
   static constexpr int A_BYTES = BM * BYTES, B_BYTES = BN * BYTES;
@@ -42,7 +43,7 @@ template <int BM_, int BN_, int STAGES_, int SHARE_, int BAND_, int CHUNK_> stru
   static constexpr int TOTAL = AT_BARRIERS + 8 * 2 * STAGES;                             /* bytes of shared memory */
 
   static_assert(BM % 64 == 0 && BM <= 256 && BN % (16 * SHARE) == 0 && BN <= 256, "boxes and instructions end there");
-  static_assert(BN % CHUNK == 0 && CHUNK * sizeof(C) <= 128, "whole chunks are staged, in rows that are swizzled");
+  static_assert(OUT % CHUNK == 0 && CHUNK * sizeof(C) <= 128, "whole chunks are staged, in rows that are swizzled");
 };
 
 /* The product of two tiles, 64 rows and N columns, 32 bytes of K deep, added to `sum`; Python writes them (products.py). */
@@ -55,7 +56,7 @@ template <class P> struct Tiles {
   __device__ __forceinline__ explicit Tiles(const Call &call) {
     rank = P::SHARE > 1 ? cluster_rank() : 0;
     down = (call.m + P::BM * P::SHARE - 1) / (P::BM * P::SHARE);
-    across = (call.n + P::BN - 1) / P::BN;
+    across = (call.n + P::OUT - 1) / P::OUT;
     count = down * across * call.batch;
     first = blockIdx.x / P::SHARE;
     step = gridDim.x / P::SHARE;
@@ -69,7 +70,7 @@ template <class P> struct Tiles {
     int band = i / (P::BAND * across), top = band * P::BAND, height = min(P::BAND, down - top);
     i -= band * P::BAND * across;
     m = ((top + i % height) * P::SHARE + rank) * P::BM;
-    n = i / height * P::BN;
+    n = i / height * P::OUT;
   }
 };
 
@@ -93,9 +94,25 @@ template <class P> struct Shared {
 __device__ __forceinline__ int part_of_a(int turn) { return 2 - turn; }
 __device__ __forceinline__ int part_of_b(int turn) { return turn == 2 ? 0 : 1 + turn; }
 
+/* Load the tile of B from column n of C on, or this block's part of it; with GLU it is two parts, gates and values. */
+template <class P>
+__device__ __forceinline__ void load_b(
+    uint32_t to, const TensorMap &map, uint32_t full, int k, int n, int batch, int columns, int rank) {
+  constexpr int PARTS_OF_B = GLU ? 2 : P::SHARE, ROWS = P::BN / PARTS_OF_B;
+#pragma unroll
+  for (int part = 0; part < PARTS_OF_B; ++part) {
+    int row = n + part * (GLU ? columns : ROWS);
+    if constexpr (P::SHARE > 1) {
+      if (part == rank) load_box_to((1 << P::SHARE) - 1, to + part * ROWS * BYTES, map, full, k, row, batch);
+    } else {
+      load_box(to + part * ROWS * BYTES, map, full, k, row, batch);
+    }
+  }
+}
+
 template <class P>
 __device__ __forceinline__ void produce(
-    const TensorMap &map_a, const TensorMap &map_b, const Tiles<P> &tiles, Shared<P> shared) {
+    const TensorMap &map_a, const TensorMap &map_b, const Tiles<P> &tiles, Shared<P> shared, int columns) {
   Ring<P::STAGES> ring;
   int padded = tiles.stages * DEPTH;
   for (int i = tiles.first; i < tiles.count; i += tiles.step) {
@@ -105,17 +122,11 @@ __device__ __forceinline__ void produce(
     for (int turn = 0; turn < PARTS; ++turn) {
       int at_a = PARTS > 1 ? part_of_a(turn) * padded : 0, at_b = PARTS > 1 ? part_of_b(turn) * padded : 0;
       for (int k = 0; k < padded; k += DEPTH) {
-        uint32_t full = shared.full(ring.stage), b = shared.b(ring.stage);
+        uint32_t full = shared.full(ring.stage);
         barrier_wait(shared.empty(ring.stage), ring.phase ^ 1);
         barrier_expect(full, P::A_BYTES + P::B_BYTES);
         load_box(shared.a(ring.stage), map_a, full, at_a + k, m, batch);
-        if constexpr (P::SHARE > 1) {
-          constexpr int PART = P::BN / P::SHARE;
-          load_box_to((1 << P::SHARE) - 1, b + tiles.rank * PART * BYTES, map_b, full, at_b + k, n + tiles.rank * PART,
-                      batch);
-        } else {
-          load_box(b, map_b, full, at_b + k, n, batch);
-        }
+        load_b<P>(shared.b(ring.stage), map_b, full, at_b + k, n, batch, columns, tiles.rank);
         ring.next();
       }
     }
@@ -160,6 +171,7 @@ __device__ __forceinline__ void multiply_promoted(
     Sums<P> &total, Ring<P::STAGES> &ring, Shared<P> shared, const Tiles<P> &tiles, const Call &call, int top, int m,
     int n, int lane) {
   constexpr int SPANS = (P::BN + 63) / 64; /* columns that share a scale come in 64s */
+  static_assert(SCALES != OF_BLOCKS || !GLU || P::BN % 128 == 0, "gates and values are whole spans");
 #pragma unroll 1
   for (int block = 0; block < tiles.stages * PARTS; ++block) {
     float rows[P::PIECES][2], columns[SPANS];
@@ -173,7 +185,8 @@ __device__ __forceinline__ void multiply_promoted(
       }
 #pragma unroll
       for (int span = 0; span < SPANS; ++span) {
-        columns[span] = call.of_b.of(min(n + 64 * span, call.n - 1) / BLOCK, block);
+        int column = GLU && span >= SPANS / 2 ? call.n + n + 64 * (span - SPANS / 2) : n + 64 * span;
+        columns[span] = call.of_b.of(min(column, (GLU ? 2 : 1) * call.n - 1) / BLOCK, block);
       }
     }
     barrier_wait(shared.full(ring.stage), ring.phase);
@@ -255,16 +268,20 @@ __device__ __forceinline__ void stage_chunk(
     uint32_t chunk, const Sum *sum, const Call &call, const float (&scales)[2], int batch, int m, int n, int lane) {
   constexpr int WIDTH = P::CHUNK * int(sizeof(C)), SWIZZLE = WIDTH - 16;
   int row = m + lane / 4, column = n + lane % 4 * 2; /* this lane's first */
-  Real alpha = static_cast<Real>(call.alpha);
-  auto element = [&](int half, int right, Sum total) {
+  Real alpha = static_cast<Real>(call.alpha), out_scale = static_cast<Real>(call.out_scale);
+  auto linear = [&](int half, int c, bool inside, Sum total) { /* c: a column of B */
+    Real x = alpha * Real(total);
+    if constexpr (SCALES == OF_ROWS) x *= Real(scales[half] * (inside ? call.of_b.of(c) : 0.f));
+    if constexpr (BIAS) x += inside ? to<Real>(call.bias[c * anew(call.of_bias)]) : Real(0);
+    return x;
+  };
+  auto element = [&](int half, int right, const Sum *total) {
     int r = row + 8 * half, c = column + right;
     bool inside = r < call.m && c < call.n;
-    Real x = alpha * Real(total);
-    if constexpr (SCALES == OF_ROWS) x *= Real(scales[half] * (c < call.n ? call.of_b.of(c) : 0.f));
-    if constexpr (BIAS) x += inside ? to<Real>(call.bias[c * anew(call.of_bias)]) : Real(0);
-    x = activate<ACTIVATION>(x);
+    Real x = activate<ACTIVATION>(linear(half, c, inside, *total));
+    if constexpr (GLU) x *= linear(half, c + call.n, inside, total[P::BN / 4]);
     if constexpr (RESIDUAL) x += inside ? to<Real>(call.residual[call.of_residual.at(batch, r, c)]) : Real(0);
-    return to<C>(x);
+    return to<C>(x * out_scale);
   };
 #pragma unroll
   for (int eight = 0; eight < P::CHUNK / 8; ++eight) {
@@ -273,7 +290,7 @@ __device__ __forceinline__ void stage_chunk(
     for (int half = 0; half < 2; ++half) {
       const Sum *pair = sum + 4 * eight + 2 * half;
       int at = (lane / 4 + 8 * half) * WIDTH + (8 * eight + lane % 4 * 2) * int(sizeof(C));
-      put_pair(chunk + (at ^ (at >> 3 & SWIZZLE)), element(half, 8 * eight, pair[0]), element(half, 8 * eight + 1, pair[1]));
+      put_pair(chunk + (at ^ (at >> 3 & SWIZZLE)), element(half, 8 * eight, pair), element(half, 8 * eight + 1, pair + 1));
     }
   }
 }
@@ -307,8 +324,8 @@ __device__ __forceinline__ void finish(
       for (int half = 0; half < 2; ++half) scales[half] = call.of_a.of(min(row + lane / 4 + 8 * half, call.m - 1));
     }
 #pragma unroll
-    for (int column = 0; column < P::BN; column += P::CHUNK) {
-      int number = piece * (P::BN / P::CHUNK) + column / P::CHUNK;
+    for (int column = 0; column < P::OUT; column += P::CHUNK) {
+      int number = piece * (P::OUT / P::CHUNK) + column / P::CHUNK;
       uint32_t chunk = staging + number % P::BUFFERS * P::CHUNK_BYTES;
       if (lane == 0) { /* until the buffer is free: of an odd number of chunks the last is in the first buffer, too */
         if (number == 0 && P::CHUNKS % 2) {
@@ -378,7 +395,7 @@ __device__ __forceinline__ void run(
   int group = __shfl_sync(0xffffffff, threadIdx.x / GROUP, 0);
   if (group == P::CONSUMERS) {
     if constexpr (P::CONSUMERS > 1) give_registers<PRODUCER_REGISTERS>();
-    if (threadIdx.x == PRODUCER) produce<P>(map_a, map_b, tiles, shared);
+    if (threadIdx.x == PRODUCER) produce<P>(map_a, map_b, tiles, shared, call.n);
     __syncwarp();
   } else {
     if constexpr (P::CONSUMERS > 1) take_registers<CONSUMER_REGISTERS>();

@@ -1,0 +1,1 @@
+"""The CPU schedules of mixed precision, and their programs."""

@@ -1,0 +1,1 @@
+"""References and tolerances of the kernels of mixed precision."""
