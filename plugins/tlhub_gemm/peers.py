@@ -84,8 +84,8 @@ def cupy_product(problem: Problem, inputs: Mapping[str, Any], scalars: Mapping[s
 
 
 def _matrices(problem: Problem, inputs: Mapping[str, Any], kinds: Sequence[str] = ()) -> tuple[Any, Any]:
-    """Return op(A) and op(B) as views, without a batch of one. *kinds*: the dtypes of a, b and c that are multiplied, by
-    default any three of a kind. Raises NotImplementedError for others, and for more than a product."""
+    """Return op(A) and op(B) as views, without a batch of one. *kinds*: the dtypes of a, b and c that are multiplied,
+    by default any three of a kind. Raises NotImplementedError for others, and for more than a product."""
     option, dtypes = problem.option, dict(problem.dtypes)
     if option["epilogue"] != "none" or option["bias"] or option["residual"]:
         raise NotImplementedError("a product of matrices has no epilogue")

@@ -5,7 +5,7 @@ Strides are of op(A), M x K, and of op(B) transposed, N x K, however a and b are
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tlhub.build.program import Parameter
@@ -31,15 +31,17 @@ def source(problem: Problem, constants: Mapping[str, object], *names: str | Path
     folder = Path(__file__).parent
     texts = ((folder / name).read_text(encoding="utf-8") for name in (_ELEMENTS, "call.cuh", *names))
     option, dtypes = problem.option, dict(problem.dtypes)
-    used = {name.upper(): dtypes[name] for name in "abc"}
+    beside = dtypes.get("bias") or dtypes.get("residual") or dtypes["c"]
+    used = {"A": dtypes["a"], "B": dtypes["b"], "C": dtypes["c"], "Beside": beside}
     headers = sorted({header for header in (_TYPES[dtype][1] for dtype in used.values()) if header})
-    integer, scaled = dtypes["a"] == "int8", bool(constants["SCALES"])
-    flags = [f"{name.upper()} = {str(option[name]).lower()}" for name in ("bias", "residual")]
+    integer = dtypes["a"] == "int8"
+    flags = [f"{name.upper()} = {str(option.get(name, False)).lower()}" for name in ("bias", "residual", "glu")]
     prologue = [
         *(f"#include <{header}>" for header in ("cstdint", *headers)),
         *(f"using {name} = {_TYPES[dtype][0]};" for name, dtype in used.items()),
+        f"using Scale = {'uint8_t' if dtypes.get('a_scale') == 'float8_e8m0fnu' else 'float'};",
         f"using Sum = {'int' if integer else 'float'};",
-        f"using Real = {'double' if integer and not scaled else 'float'};",
+        f"using Real = {'double' if integer and batched(problem) else 'float'};",
         f"#define ACTIVATION {str(option['epilogue']).upper()}",
         f"[[maybe_unused]] constexpr bool {', '.join(flags)};",
         *(f"[[maybe_unused]] constexpr int {name} = {int(str(value))};" for name, value in constants.items()),
@@ -47,26 +49,58 @@ def source(problem: Problem, constants: Mapping[str, object], *names: str | Path
     return "\n".join([*prologue, "", *texts])
 
 
+def batched(problem: Problem) -> bool:
+    """Tell whether *problem* is of gemm, whose arrays are batches; of gemm_scaled they are matrices."""
+    return problem.kernel == "gemm"
+
+
+def extents(problem: Problem, name: str) -> tuple[str, str, str]:
+    """Return the extents (batches, rows, columns) of a, b or c, by the names of dims."""
+    batch = "B" if batched(problem) else "1"
+    return (batch, *{"a": ("M", "K"), "b": ("N", "K"), "c": ("M", columns(problem))}[name])
+
+
+def columns(problem: Problem) -> str:
+    """Return the name of the dim that is the columns of c."""
+    return "N_2" if problem.option.get("glu") else "N"
+
+
 def strides(problem: Problem, name: str) -> tuple[str, str, str]:
     """Return the strides (batch, row, column) of a, b, c or residual, in elements."""
+    option = problem.option
     # the second operand's rows are columns of op(B)
-    swapped = problem.option["trans_a"] if name == "a" else name == "b" and not problem.option["trans_b"]
-    row, column = (2, 1) if swapped else (1, 2)
-    return f"STRIDE({name}, 0)", f"STRIDE({name}, {row})", f"STRIDE({name}, {column})"
+    swapped = option.get("trans_a", False) if name == "a" else name == "b" and not option["trans_b"]
+    first = int(batched(problem))
+    row, column = (first + 1, first) if swapped else (first, first + 1)
+    return (f"STRIDE({name}, 0)" if first else "0"), f"STRIDE({name}, {row})", f"STRIDE({name}, {column})"
 
 
 def parameters(problem: Problem) -> tuple[Parameter, ...]:
-    """Return the values of call.cuh's CALL_PARAMETERS, of a problem of gemm."""
+    """Return the values of call.cuh's CALL_PARAMETERS."""
+    dtypes, option = dict(problem.dtypes), problem.option
 
-    def index(*values: str) -> list[Parameter]:
-        return [Parameter("int64_t", value) for value in values]
+    def array(name: str, steps: Sequence[str]) -> list[Parameter]:
+        there = name in dtypes
+        return [
+            Parameter("void *", f"DATA({name})" if there else 0),
+            *(Parameter("int64_t", step if there else 0) for step in steps),
+        ]
 
-    def array(name: str, steps: tuple[str, ...]) -> list[Parameter]:
-        there = name in dict(problem.dtypes)
-        return [Parameter("void *", f"DATA({name})" if there else 0), *index(*(steps if there else ["0"] * len(steps)))]
+    def scales(name: str) -> list[Parameter]:
+        row, block = f"STRIDE({name}, 0)", f"STRIDE({name}, 1)"
+        if name == "b_scale" and not option["trans_b"]:
+            row, block = block, row
+        steps = {"tensor": ("0", "0"), "row": (f"STRIDE({name}, 0)", "0"), "block": (row, block)}
+        return array(name, steps[str(option.get("scaling", "tensor"))])
 
-    sizes = [Parameter("int", name) for name in ("B", "M", "N", "K")]
-    scales = [p for name in ("a_scale", "b_scale") for p in array(name, (f"STRIDE({name}, 0)", f"STRIDE({name}, 1)"))]
-    bias = array("bias", ("STRIDE(bias, 0)",))
+    sizes = [Parameter("int", name) for name in (*extents(problem, "c"), "K")]
     others = [p for name in ("residual", "c") for p in array(name, strides(problem, name))]
-    return (*sizes, *scales, *bias, *others, Parameter("double", "alpha"))
+    factors = ("alpha", "1") if batched(problem) else ("1", "out_scale")
+    return (
+        *sizes,
+        *scales("a_scale"),
+        *scales("b_scale"),
+        *array("bias", ("STRIDE(bias, 0)",)),
+        *others,
+        *(Parameter("double", factor) for factor in factors),
+    )

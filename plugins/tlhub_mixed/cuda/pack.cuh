@@ -3,22 +3,25 @@
 
 constexpr int PACKED = 64; /* rows and columns of a tile that a block turns in shared memory */
 
-/* x rounded to tf32's 11 bits, as a float. */
+/* x rounded to tf32's 11 bits, as a float; what would overflow is cut. The tensor core cuts what it is given, which errs
+ * twice as far, and always towards 0. */
 __device__ __forceinline__ float to_tf32(float x) {
   uint32_t bits;
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
-  return __uint_as_float(bits);
+  float rounded = __uint_as_float(bits);
+  return isinf(rounded) && !isinf(x) ? __uint_as_float(__float_as_uint(x) & 0xffffe000) : rounded;
 }
 
-/* Write an element's parts, `padded` from one to the next: high, low, and high again, for products with low ones, where an
- * infinity or a NaN of high is 0, since it has met the other operand's high part already. */
-__device__ __forceinline__ void put_parts(float *to, index_t padded, float x) {
+/* Write an element as wgmma takes it. A float in PARTS is high, low, and high again, `padded` from one to the next; the
+ * latter is for products with low ones, and 0 where it is no number, since the other operand's high part has met that. */
+template <class T> __device__ __forceinline__ void put(T *to, index_t padded, T x) { *to = x; }
+__device__ __forceinline__ void put(float *to, index_t padded, float x) {
   float high = to_tf32(x);
-  if (isinf(high) && !isinf(x)) high = __uint_as_float(__float_as_uint(x) & 0xffffe000);
-  bool finite = isfinite(x);
-  to[0] = high;
-  to[padded] = finite ? to_tf32(x - high) : 0.f;
-  to[2 * padded] = finite ? high : 0.f;
+  *to = high;
+  if constexpr (PARTS > 1) {
+    to[padded] = isfinite(x) ? to_tf32(x - high) : 0.f;
+    to[2 * padded] = isfinite(x) ? high : 0.f;
+  }
 }
 
 /* Copy [batches][rows][columns] of any strides to rows of `padded` elements, or of PARTS times so many. What is past the
@@ -42,11 +45,7 @@ __device__ __forceinline__ void pack(
       int r = j / PACKED, c = j % PACKED;
       if (row + r >= rows || column + c >= padded) continue;
       T *place = to + (batch * rows + row + r) * (PARTS * padded) + column + c;
-      if constexpr (PARTS > 1) {
-        put_parts(place, padded, tile[r][c]);
-      } else {
-        *place = tile[r][c];
-      }
+      put(place, padded, tile[r][c]);
     }
   }
 }

@@ -9,7 +9,7 @@ from tlhub.specs import DTYPES, Config, DeviceFacts, Problem, Schedule
 from tlhub_mixed.hopper import plan
 from tlhub_mixed.hopper.program import kind
 
-_ARCH = "cuda:sm_90a"
+ARCH = "cuda:sm_90a"
 _FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 _ACCUM = {**dict.fromkeys(_FLOAT8, "float32"), "int8": "int32", "float32": "float32"}
 _OUT = {
@@ -28,8 +28,8 @@ def supports(problem: Problem, facts: DeviceFacts) -> str | None:
     """Return why the schedule does not serve *problem*, or None."""
     option, dtypes = problem.option, dict(problem.dtypes)
     a, accum, out = dtypes["a"], option["accum"], dtypes["c"]
-    if facts.arch != _ARCH:
-        return f"it is for {_ARCH}, and this is {facts.arch}"
+    if facts.arch != ARCH:
+        return f"it is for {ARCH}, and this is {facts.arch}"
     if option["tensor_core"] is False:
         return "tensor_core=False, and this schedule uses them"
     if a not in _ACCUM:
@@ -49,7 +49,7 @@ def configs(problem: Problem, facts: DeviceFacts) -> Sequence[Config]:
     ``plans``: what a binary can do, as ``Plan`` writes it, of which each call takes the cheapest: one where all dims
     are known, the few that serve all extents well where some are symbolic.
     """
-    symbols = sorted({extent for extent in problem.dim.values() if isinstance(extent, str)})
+    symbols = sorted({extent for name, extent in problem.dim.items() if isinstance(extent, str) and name in "BMNK"})
     costs = {p: [_cost(p, problem, case, facts) for case in _cases(symbols)] for p in _plans(problem)}
     if not symbols:
         return [{"plans": str(p)} for p in sorted(costs, key=lambda p: costs[p][0])[:4]]
@@ -62,7 +62,9 @@ def configs(problem: Problem, facts: DeviceFacts) -> Sequence[Config]:
 
 
 def _plans(problem: Problem) -> tuple[plan.Plan, ...]:
-    return plan.PROMOTED if kind(problem).promoted else plan.PLAIN
+    """Return the plans worth considering; with gates and values beside each other, those of whole boxes of both."""
+    found = plan.PROMOTED if kind(problem).promoted else plan.PLAIN
+    return tuple(p for p in found if p.columns % 128 == 0) if problem.option.get("glu") else found
 
 
 def _cases(symbols: Sequence[str]) -> list[Mapping[str, int]]:
@@ -76,7 +78,8 @@ def _loss(costs: Sequence[Sequence[int]], least: Sequence[int]) -> float:
 
 def _cost(p: plan.Plan, problem: Problem, case: Mapping[str, int], facts: DeviceFacts) -> int:
     """Return the cost of *problem* with *case* for its symbols."""
-    b, m, n, k = (case.get(e, 1) if isinstance(e, str) else e for e in problem.dim.values())
+    dim = {"B": 1, **problem.dim}
+    b, m, n, k = (case.get(e, 1) if isinstance(e, str) else e for e in (dim[name] for name in "BMNK"))
     made, depth = kind(problem), plan.BYTES * 8 // DTYPES[dict(problem.dtypes)["a"]][1]
     return p.cost(b, m, n, k, promoted=made.promoted, depth=depth, parts=made.parts, processors=facts.cores)
 

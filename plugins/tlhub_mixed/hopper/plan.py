@@ -51,39 +51,40 @@ class Plan(NamedTuple):
         """Rows of clusters that are walked column by column."""
         return max(1, _BAND // (self.rows * self.share))
 
-    def chunk(self, item: int) -> int:
-        """Return how many columns of C, of *item* bytes, a warp stages at once."""
-        return next(n for n in (128, 64, 32) if self.columns % n == 0 and n * item <= 128)
+    def chunk(self, item: int, glu: bool) -> int:
+        """Return how many columns of C, of *item* bytes, a warp stages at once. *glu*: C has half the columns."""
+        columns = self.columns // (2 if glu else 1)
+        return next(n for n in (128, 64, 32) if columns % n == 0 and n * item <= 128)
 
-    def stages(self, item: int) -> int:
+    def stages(self, item: int, glu: bool) -> int:
         """Return how many stages of the ring there is room for beside the rest."""
-        return min(_MOST_STAGES, (_SHARED - self._staging(item)) // self._stage)
+        return min(_MOST_STAGES, (_SHARED - self._staging(item, glu)) // self._stage)
 
-    def shared(self, item: int) -> int:
+    def shared(self, item: int, glu: bool) -> int:
         """Return the bytes of shared memory of a block: the ring with two barriers a stage, and what is staged."""
-        return self.stages(item) * self._stage + self._staging(item)
+        return self.stages(item, glu) * self._stage + self._staging(item, glu)
 
     @property
     def _stage(self) -> int:
         return (self.rows + self.columns) * BYTES + 16
 
-    def _staging(self, item: int) -> int:
-        chunk = self.chunk(item)
-        chunks = self.columns // chunk * (self.rows // self.consumers // 64)
+    def _staging(self, item: int, glu: bool) -> int:
+        chunk = self.chunk(item, glu)
+        chunks = self.columns // (2 if glu else 1) // chunk * (self.rows // self.consumers // 64)
         return 4 * self.consumers * min(2, chunks) * 16 * chunk * item
 
     def _cycles(self, promoted: bool) -> tuple[int, int]:
         """Cycles of a stage, and of an epilogue."""
         products = self.rows * self.columns // 32
         loads = (self.rows + self.columns // self.share) * _LOAD // 10
-        stage = max(products, loads) + (180 if promoted else 120) + (20 if self.share > 1 else 0)
+        alone = 60 if self.consumers == 1 else 0  # the tensor core waits while sums are added up
+        stage = max(products, loads) + (180 + alone if promoted else 120) + (20 if self.share > 1 else 0)
         return stage, 8 * products + 500
 
-    def price(self, promoted: bool, depth: int, parts: int) -> str:
+    def price(self, clusters: str, promoted: bool, depth: int, parts: int) -> str:
         """Return what a product is expected to take, in cycles, as a C expression: waves of a block a processor, stages
-        of *depth* elements, epilogues."""
+        of *depth* elements, epilogues. *clusters*: how many have a tile."""
         stage, epilogue = self._cycles(promoted)
-        clusters = f"B * CEIL_DIV(M, {self.rows * self.share}) * CEIL_DIV(N, {self.columns})"
         waves = f"CEIL_DIV({clusters}, SMS / {self.share})"
         return f"{waves} * (CEIL_DIV(K, {depth}) * {parts * stage} + {epilogue})"
 
@@ -94,8 +95,16 @@ class Plan(NamedTuple):
         return waves * (-(-k // depth) * parts * stage + epilogue)
 
 
-PLAIN = tuple(map(Plan.parse, "128x256 128x256-b2 256x128 256x128-b2 128x192 128x128 128x64 128x32 64x256 64x128 64x64 64x32".split()))
+PLAIN = tuple(
+    Plan.parse(text)
+    for text in (
+        "128x256 128x256-b2 256x128 256x128-b2 128x192 128x128 128x64 128x32 64x256 64x128 64x64 64x32"
+    ).split()
+)
 """The plans worth considering where sums stay in the tensor core's registers; the first of equals is chosen."""
 
-PROMOTED = tuple(map(Plan.parse, "256x128 256x128-b2 128x128-b2 128x128 128x192 128x192-b2 128x64 128x32 64x128 64x64 64x32".split()))
+PROMOTED = tuple(
+    Plan.parse(text)
+    for text in ("256x128 256x128-b2 128x128-b2 128x128 128x192 128x192-b2 128x64 128x32 64x128 64x64 64x32").split()
+)
 """Likewise where they are added up in registers of their own."""

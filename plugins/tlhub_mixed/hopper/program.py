@@ -13,8 +13,10 @@ from tlhub_mixed.cuda.products import products
 from tlhub_mixed.hopper.plan import BYTES, Plan
 
 _ALIGNMENT = 16  # bytes, of addresses and strides in tensor maps
-_SMALL = " && ".join(f"{dim} < 0x7fff0000" for dim in "BMN") + " && K < 0x20000000"
+_SMALL = " && ".join(f"{dim} < 0x7fff0000" for dim in "MN") + " && K < 0x20000000"
 """The condition that extents, up to the end of the last tile, are ints."""
+
+SPAN = 64  # columns of b, from the first of a tile on, that have one scale where scales are of blocks
 
 NO_SCALES, OF_ROWS, OF_BLOCKS = range(3)
 
@@ -28,8 +30,13 @@ class Kind(NamedTuple):
 
 
 def kind(problem: Problem) -> Kind:
-    """Return how *problem*, of gemm, is computed."""
+    """Return how *problem*, of gemm or of gemm_scaled, is computed."""
     option, a = problem.option, dict(problem.dtypes)["a"]
+    scaling = option.get("scaling")
+    if scaling == "block":
+        return Kind(OF_BLOCKS, True, 1)
+    if scaling:
+        return Kind(OF_ROWS, a != "int8" and not option["fast_accum"], 1)
     if a == "float32":
         split = option["compute"] == "3xtf32"
         return Kind(NO_SCALES, split, 3 if split else 1)
@@ -54,25 +61,27 @@ def program(problem: Problem, config: Config, arch: str) -> CudaProgram:
 def values(problem: Problem, plans: Sequence[Plan]) -> Mapping[str, Expression]:
     """Return what the branches have names for: whether arrays fit, the bytes of copies, and what each plan costs."""
     made, item = kind(problem), _item(problem, "a")
-    rows = {"a": "M", "b": "N"}
+    batches, _, columns = code.extents(problem, "c")
     return {
         "padded": f"(K < 1 ? 1 : CEIL_DIV(K, {BYTES // item})) * {BYTES // item}",
-        **{f"fits_{name}": "0" if made.parts > 1 else _mappable(problem, name) for name in "ab"},
-        "fits_c": f"{_mappable(problem, 'c')} && ALIGNED(N * {_item(problem, 'c')}, {_ALIGNMENT})",
+        **{f"fits_{name}": "0" if _rounded(problem) else _mappable(problem, name) for name in "ab"},
+        "fits_c": f"{_mappable(problem, 'c')} && ALIGNED({columns} * {_item(problem, 'c')}, {_ALIGNMENT})",
         **{
-            f"copy_{name}": f"fits_{name} ? 0 : CEIL_DIV(padded * {made.parts * item} * {rows[name]} * B, 256) * 256"
-            for name in "ab"
+            f"copy_{name}": f"fits_{name} ? 0 : CEIL_DIV(padded * {made.parts * item} * {rows} * {batches}, 256) * 256"
+            for name, rows in (("a", "M"), ("b", "N"))
         },
-        **{f"cost_{i}": plan.price(made.promoted, BYTES // item, made.parts) for i, plan in enumerate(plans)},
+        **{f"cost_{i}": _price(problem, plan) for i, plan in enumerate(plans)},
     }
 
 
 def branches(problem: Problem, plans: Sequence[Plan]) -> tuple[Branch, ...]:
     """Return the branches: the cheapest plan, on arrays as they are, or on copies of operands in scratch memory."""
     found: list[Branch] = []
+    halves = kind(problem).scales == OF_BLOCKS and problem.option.get("glu")
+    whole = [f"N_2 % {SPAN} == 0"] if halves else []
     for i, plan in enumerate(plans):
         cheapest = [f"cost_{i} <= cost_{j}" for j in range(i + 1, len(plans))]
-        when = " && ".join([_SMALL, f"{_clusters(plan)} * {plan.share} < 0x7fff0000", *cheapest])
+        when = " && ".join([_SMALL, f"{_clusters(problem, plan)} * {plan.share} < 0x7fff0000", *whole, *cheapest])
         for stored, direct in (("fits_c && ", False), ("", True)):
             launch = _product(problem, plan, copied=False, direct=direct)
             found.append(Branch((launch,), f"fits_a && fits_b && {stored}{when}"))
@@ -92,7 +101,7 @@ def _mappable(problem: Problem, name: str) -> str:
     extent 1 do not count."""
     item = _item(problem, name)
     batch, row, column = code.strides(problem, name)
-    extents = {"a": ("B", "M", "K"), "b": ("B", "N", "K"), "c": ("B", "M", "N")}[name]
+    extents = code.extents(problem, name)
     steps = (
         f"({extent} == 1 || {step} > 0 && ALIGNED({step} * {item}, {_ALIGNMENT}))"
         for extent, step in zip(extents, (batch, row), strict=False)
@@ -101,9 +110,24 @@ def _mappable(problem: Problem, name: str) -> str:
     return " && ".join([f"{column} == 1", f"ALIGNED(DATA({name}), {_ALIGNMENT})", *filled, *steps])
 
 
-def _clusters(plan: Plan) -> str:
+def _clusters(problem: Problem, plan: Plan) -> str:
     """Return how many clusters have a tile, or tiles that share B."""
-    return f"B * CEIL_DIV(M, {plan.rows * plan.share}) * CEIL_DIV(N, {plan.columns})"
+    batches, rows, _ = code.extents(problem, "c")
+    return f"{batches} * CEIL_DIV({rows}, {plan.rows * plan.share}) * CEIL_DIV(N, {plan.columns})"
+
+
+def _price(problem: Problem, plan: Plan) -> str:
+    made = kind(problem)
+    return plan.price(_clusters(problem, plan), made.promoted, BYTES // _item(problem, "a"), made.parts)
+
+
+def _rounded(problem: Problem) -> bool:
+    """Tell whether operands are rounded, and so copied: tensor cores cut float32 off."""
+    return dict(problem.dtypes)["a"] == "float32"
+
+
+def _glu(problem: Problem) -> bool:
+    return bool(problem.option.get("glu"))
 
 
 def _name(plan: Plan) -> str:
@@ -112,14 +136,16 @@ def _name(plan: Plan) -> str:
 
 def _instance(problem: Problem, plan: Plan) -> str:
     item = _item(problem, "c")
-    numbers = (plan.rows, plan.columns, plan.stages(item), plan.share, plan.band, plan.chunk(item))
-    return f"PRODUCT({_name(plan)}, {plan.shared(item)}, {', '.join(map(str, numbers))})"
+    glu = _glu(problem)
+    numbers = (plan.rows, plan.columns, plan.stages(item, glu), plan.share, plan.band, plan.chunk(item, glu))
+    return f"PRODUCT({_name(plan)}, {plan.shared(item, glu)}, {', '.join(map(str, numbers))})"
 
 
 def _operand(problem: Problem, name: str, box: int, copied: bool) -> TensorMap:
     """Return the tensor map of a or b, boxes of 128 bytes of K and *box* rows; *copied*: of its copy, if it has one."""
     item = _item(problem, name)
-    rows, at = ("M", "0") if name == "a" else ("N", "copy_a")
+    at = "0" if name == "a" else "copy_a"
+    batches, rows, _ = code.extents(problem, name)
     batch, row, _ = code.strides(problem, name)
     width = f"padded * {kind(problem).parts}"
 
@@ -132,8 +158,8 @@ def _operand(problem: Problem, name: str, box: int, copied: bool) -> TensorMap:
     return TensorMap(
         dict(problem.dtypes)[name],
         either(f"DATA({name})", _room(at)),
-        (either("K", width), rows, "B"),
-        (step(rows, row, width), step("B", batch, f"{width} * {rows}")),
+        (either("K", width), rows, batches),
+        (step(rows, row, width), step(batches, batch, f"{width} * {rows}")),
         (BYTES // item, box, 1),
     )
 
@@ -141,11 +167,11 @@ def _operand(problem: Problem, name: str, box: int, copied: bool) -> TensorMap:
 def _result(problem: Problem, chunk: int) -> TensorMap:
     """Return the tensor map of c, in boxes of *chunk* columns and 16 rows."""
     item = _item(problem, "c")
+    batches, rows, columns = code.extents(problem, "c")
     batch, row, _ = code.strides(problem, "c")
-    steps = (f"({extent} == 1 ? {_ALIGNMENT} : {step} * {item})" for extent, step in (("M", row), ("B", batch)))
-    return TensorMap(
-        dict(problem.dtypes)["c"], "DATA(c)", ("N", "M", "B"), tuple(steps), (chunk, 16, 1), swizzle=chunk * item
-    )
+    steps = (f"({extent} == 1 ? {_ALIGNMENT} : {step} * {item})" for extent, step in ((rows, row), (batches, batch)))
+    extents, box = (columns, rows, batches), (chunk, 16, 1)
+    return TensorMap(dict(problem.dtypes)["c"], "DATA(c)", extents, tuple(steps), box, swizzle=chunk * item)
 
 
 def _room(at: str) -> str:
@@ -156,8 +182,8 @@ def _product(problem: Problem, plan: Plan, copied: bool, direct: bool) -> Launch
     """Return the launch of *plan*; *direct*: it stores element by element."""
     item = _item(problem, "c")
     a = _operand(problem, "a", plan.rows, copied)
-    b = _operand(problem, "b", plan.columns // plan.share, copied)
-    clusters, fit = _clusters(plan), f"(SMS / {plan.share})"
+    b = _operand(problem, "b", plan.columns // max(plan.share, 2 if _glu(problem) else 1), copied)
+    clusters, fit = _clusters(problem, plan), f"(SMS / {plan.share})"
     return Launch(
         kernel=_name(plan),
         grid=(f"({clusters} < {fit} ? {clusters} : {fit}) * {plan.share}", 1, 1),
@@ -165,11 +191,11 @@ def _product(problem: Problem, plan: Plan, copied: bool, direct: bool) -> Launch
         parameters=(
             a,
             b,
-            a if direct else _result(problem, plan.chunk(item)),
+            a if direct else _result(problem, plan.chunk(item, _glu(problem))),
             Parameter("int", int(direct)),
             *code.parameters(problem),
         ),
-        shared=plan.shared(item),
+        shared=plan.shared(item, _glu(problem)),
         cluster=(plan.share, 1, 1),
         programmatic=True,
     )
@@ -183,6 +209,7 @@ def _pack(problem: Problem) -> Launch:
         to = Parameter("void *", f"(fits_{name} ? (void *)0 : {_room(at)})")
         return (Parameter("void *", f"DATA({name})"), *steps, to, Parameter("int64_t", rows))
 
-    sizes = (Parameter("int64_t", value) for value in ("B", "K", "padded"))
+    batches = code.extents(problem, "c")[0]
+    sizes = (Parameter("int64_t", value) for value in (batches, "K", "padded"))
     parameters = (*sizes, *operand("a", "0", "M"), *operand("b", "copy_a", "N"))
     return Launch("pack_operands", ("SMS * 8", 1, 1), (256, 1, 1), parameters)
