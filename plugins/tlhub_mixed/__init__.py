@@ -7,16 +7,17 @@ from collections.abc import Iterable
 from tlhub.hooks import hookimpl
 from tlhub.specs import Kernel, Schedule
 from tlhub_mixed.contracts.quantize import QUANTIZE
-from tlhub_mixed.cpu.schedules import QUANTIZE_ROWS
+from tlhub_mixed.contracts.scaled import SCALED
+from tlhub_mixed.cpu.schedules import QUANTIZE_ROWS, SCALED_BLOCKED
 
 TLHUB_API = 1
 
 
 @hookimpl
 def tlhub_kernels() -> Iterable[Kernel]:
-    return [QUANTIZE]
+    return [QUANTIZE, SCALED]
 
 
 @hookimpl
 def tlhub_schedules() -> Iterable[Schedule]:
-    return [QUANTIZE_ROWS]
+    return [QUANTIZE_ROWS, SCALED_BLOCKED]
