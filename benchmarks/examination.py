@@ -19,9 +19,8 @@ import numpy as np
 from tlhub import bench, catalog, devices, hub, sources, testing
 from tlhub.bench.child import Runner
 from tlhub.errors import DeviceError, describe
-from tlhub.problem import signature
-from tlhub.specs import Problem
-from tlhub.testing.numbers import bind
+from tlhub.problem import make, signature, typed
+from tlhub.specs import Kernel, Problem
 from tlhub.workload import Item
 
 CALLS = 3
@@ -68,7 +67,7 @@ def prove(item: Item) -> Row:
     if kernel.entry.manifest.source_digest != sources.digest(schedule):
         raise AssertionError("the binary in the store is of other sources; prebuild it again")
     seed = int.from_bytes(os.urandom(4), "little")
-    error, tried = 0.0, concrete(kernel.problem)
+    error, tried = 0.0, concrete(kernel.kernel, kernel.problem)
     for problem in tried:
         found = signature(kernel.kernel, problem)
         small = sum(math.prod(t.extents) for t in (*found.inputs, *found.outputs)) <= CHECKED
@@ -90,7 +89,7 @@ def prove(item: Item) -> Row:
 def measure(item: Item) -> Row:
     """Return times, of random data of the largest extents, and its error, in tolerances. Raises AssertionError."""
     kernel = hub.get(**item.request())
-    dims = concrete(kernel.problem)[-1].dim
+    dims = concrete(kernel.kernel, kernel.problem)[-1].dim
     report = bench.bench(**{**item.request(), "shape": dims}, rounds=ROUNDS, seconds=SECONDS, worker=Here())
     if report.fault or report.ours is None or report.worst is None:
         raise AssertionError(report.fault)
@@ -107,10 +106,13 @@ def measure(item: Item) -> Row:
     }
 
 
-def concrete(problem: Problem) -> list[Problem]:
+def concrete(kernel: Kernel, problem: Problem) -> list[Problem]:
     """Return *problem*, or where dims are symbolic what it is at each of EXTENTS."""
-    symbolic = [name for name, extent in problem.dims if isinstance(extent, str)]
-    return [bind(problem, dict.fromkeys(symbolic, n)) for n in EXTENTS] if symbolic else [problem]
+    dims, dtype, options = typed(kernel, problem)
+    symbolic = [name for name, extent in dims.items() if isinstance(extent, str)]
+    if not symbolic:
+        return [problem]
+    return [make(kernel, {**dims, **dict.fromkeys(symbolic, n)}, dtype, options) for n in EXTENTS]
 
 
 def rounded(number: float | None) -> float | None:

@@ -7,17 +7,20 @@ from collections.abc import Iterable
 from tlhub.hooks import hookimpl
 from tlhub.specs import Kernel, Schedule
 from tlhub_mixed.contracts.quantize import QUANTIZE
-from tlhub_mixed.cpu.schedules import QUANTIZE_ROWS
+from tlhub_mixed.contracts.scaled import SCALED
+from tlhub_mixed.cpu.schedules import QUANTIZE_ROWS, SCALED_BLOCKED
+from tlhub_mixed.cuda.quantize import QUANTIZE_BLOCKS
 from tlhub_mixed.hopper.gemm import HOPPER_MIXED
+from tlhub_mixed.hopper.scaled import HOPPER_SCALED
 
 TLHUB_API = 1
 
 
 @hookimpl
 def tlhub_kernels() -> Iterable[Kernel]:
-    return [QUANTIZE]
+    return [QUANTIZE, SCALED]
 
 
 @hookimpl
 def tlhub_schedules() -> Iterable[Schedule]:
-    return [QUANTIZE_ROWS, HOPPER_MIXED]
+    return [QUANTIZE_ROWS, SCALED_BLOCKED, QUANTIZE_BLOCKS, HOPPER_MIXED, HOPPER_SCALED]

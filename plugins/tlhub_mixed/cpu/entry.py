@@ -9,7 +9,7 @@ from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
 from tlhub.cpu.elements import Element
-from tlhub.cpu.ir import Expr, View, bind, i64, local, view
+from tlhub.cpu.ir import Expr, bind, i64, local, view
 from tlhub.specs import Problem
 
 
@@ -26,7 +26,7 @@ class Operand:
 def declare(
     problem: Problem, axes: Mapping[str, Sequence[str]], half: bool
 ) -> tuple[dict[str, Expr], dict[str, Operand]]:
-    """Declare the arrays of *axes* (their dims), in order; return the problem's dims, and the arrays.
+    """Declare the arrays of *axes* (their dims), in order; return the dims that they have, and the arrays.
 
     *half*: the machine converts float16.
     """
@@ -36,6 +36,7 @@ def declare(
     dims = {
         name: i64(extent) if isinstance(extent, int) else symbols.setdefault(extent, tirx.Var(name, "int64"))
         for name, extent in problem.dims
+        if any(name in names for names in axes.values())
     }
     operands = {}
     for name, names in axes.items():
@@ -57,24 +58,25 @@ def declare(
 
 
 class Fields:
-    """Named int64 numbers on the stack of the entry, for functions that are given ``pointer``."""
+    """Named int64 numbers on the stack of the entry, for functions that are given a pointer to them."""
 
-    def __init__(self, names: Sequence[str], memory: View) -> None:
-        self.names, self.memory = tuple(names), memory
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(names)
 
-    @classmethod
-    def new(cls, values: Mapping[str, Expr]) -> Fields:
-        """Store *values* here."""
-        made = cls(tuple(values), local(len(values), "int64"))
-        for i, value in enumerate(values.values()):
-            made.memory.store(i, value)
-        return made
+    def store(self, values: Mapping[str, Expr]) -> Expr:
+        """Store *values* here, and return the pointer."""
+        memory = local(len(self.names), "int64")
+        for i, name in enumerate(self.names):
+            memory.store(i, values[name])
+        return memory.pointer
 
-    @property
-    def pointer(self) -> Expr:
-        return self.memory.pointer
-
-    def read(self, pointer: Expr) -> dict[str, Expr]:
-        """Load all of them from *pointer*, here."""
+    def read(self, pointer: Expr, *names: str) -> tuple[Expr, ...]:
+        """Load *names* from *pointer*, here."""
         source = view(pointer, "int64")
-        return {name: bind(source.load(i)) for i, name in enumerate(self.names)}
+        return tuple(bind(source.load(self.names.index(name))) for name in names)
+
+
+def demand(condition: Expr, kernel: str, name: str, expected: str) -> None:
+    """Refuse the call unless *condition* holds: the array *name* is not as *expected*."""
+    with T.Assert(condition, f"{kernel}: argument {name!r}: expected {expected}, got others", "ValueError"):
+        pass

@@ -19,7 +19,7 @@ def supports(problem: Problem, facts: DeviceFacts) -> str | None:
     return None
 
 
-SCALED = Schedule(
+HOPPER_SCALED = Schedule(
     name="hopper_scaled",
     kernel="gemm_scaled",
     kernel_revision=1,
