@@ -1,4 +1,4 @@
-"""What the kernels of mixed precision are measured against: PyTorch's products of float8 and int8, which are cuBLASLt's.
+"""What the kernels of mixed precision are measured against: PyTorch's products of float8, which are cuBLASLt's.
 
 Each is called as ``peer(problem, inputs, scalars)``, and returns a call of one product; what PyTorch has no single call
 for raises NotImplementedError.
