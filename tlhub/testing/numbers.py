@@ -14,7 +14,7 @@ from tlhub.specs import Extent, Kernel, Problem
 from tlhub.testing.data import Array, default_scalars, function, inputs, numpy_dtype, poisoned, spilled
 from tlhub.testing.devices import Arrays, fetched, float64, on_gpu, put
 
-_LONG = 1e11
+_LONG = 4e9
 """Operations of a problem whose reference takes seconds on a CPU; on a GPU it is computed there."""
 
 

@@ -164,30 +164,42 @@ template <int N> __device__ __forceinline__ void settle(int (&sum)[N]) {
   for (int i = 0; i < N; ++i) asm volatile("" : "+r"(sum[i])::"memory");
 }
 
+/* The scales of a thread's rows and columns for one block of K. */
+template <class P> struct BlockScales {
+  static constexpr int SPANS = (P::BN + 63) / 64; /* columns that share a scale come in 64s */
+  static_assert(SCALES != OF_BLOCKS || !GLU || P::BN % 128 == 0, "gates and values are whole spans");
+  float rows[P::PIECES][2], columns[SPANS];
+
+  /* `m`, `n`: of this warp's first element. */
+  __device__ __forceinline__ void load(const Call &call, int m, int n, int block, int lane) {
+#pragma unroll
+    for (int piece = 0; piece < P::PIECES; ++piece) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        rows[piece][half] = call.of_a.of(min(m + 64 * piece + 8 * half + lane / 4, call.m - 1), block);
+      }
+    }
+#pragma unroll
+    for (int span = 0; span < SPANS; ++span) {
+      int column = GLU && span >= SPANS / 2 ? call.n + n + 64 * (span - SPANS / 2) : n + 64 * span;
+      columns[span] = call.of_b.of(min(column, (GLU ? 2 : 1) * call.n - 1) / BLOCK, block);
+    }
+  }
+};
+
 /* total = A B over the stages of a tile, the sums of a stage and 64 rows at a time; `m`, `n`: of this warp's first
  * element. */
 template <class P>
 __device__ __forceinline__ void multiply_promoted(
     Sums<P> &total, Ring<P::STAGES> &ring, Shared<P> shared, const Tiles<P> &tiles, const Call &call, int top, int m,
     int n, int lane) {
-  constexpr int SPANS = (P::BN + 63) / 64; /* columns that share a scale come in 64s */
-  static_assert(SCALES != OF_BLOCKS || !GLU || P::BN % 128 == 0, "gates and values are whole spans");
+  BlockScales<P> scales, next; /* those of the next block are on their way while this one is multiplied */
+  if (SCALES == OF_BLOCKS && tiles.stages > 0) next.load(call, m, n, 0, lane);
 #pragma unroll 1
   for (int block = 0; block < tiles.stages * PARTS; ++block) {
-    float rows[P::PIECES][2], columns[SPANS];
-    if constexpr (SCALES == OF_BLOCKS) { /* on their way while the products are */
-#pragma unroll
-      for (int piece = 0; piece < P::PIECES; ++piece) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          rows[piece][half] = call.of_a.of(min(m + 64 * piece + 8 * half + lane / 4, call.m - 1), block);
-        }
-      }
-#pragma unroll
-      for (int span = 0; span < SPANS; ++span) {
-        int column = GLU && span >= SPANS / 2 ? call.n + n + 64 * (span - SPANS / 2) : n + 64 * span;
-        columns[span] = call.of_b.of(min(column, (GLU ? 2 : 1) * call.n - 1) / BLOCK, block);
-      }
+    if constexpr (SCALES == OF_BLOCKS) {
+      scales = next;
+      next.load(call, m, n, min(block + 1, tiles.stages - 1), lane);
     }
     barrier_wait(shared.full(ring.stage), ring.phase);
     uint64_t a = describe<BYTES>(shared.a(ring.stage) + top * BYTES), b = describe<BYTES>(shared.b(ring.stage));
@@ -203,7 +215,7 @@ __device__ __forceinline__ void multiply_promoted(
 #pragma unroll
       for (int i = 0; i < P::BN / 2; ++i) {
         if constexpr (SCALES == OF_BLOCKS) {
-          total[piece][i] = fmaf(sum[i], rows[piece][i / 2 % 2] * columns[i / 32], total[piece][i]);
+          total[piece][i] = fmaf(sum[i], scales.rows[piece][i / 2 % 2] * scales.columns[i / 32], total[piece][i]);
         } else {
           total[piece][i] += sum[i];
         }
