@@ -8,16 +8,17 @@ from tlhub.hooks import hookimpl
 from tlhub.specs import Kernel, Schedule
 from tlhub_mixed.contracts.quantize import QUANTIZE
 from tlhub_mixed.contracts.scaled import SCALED
-from tlhub_mixed.cpu.schedules import QUANTIZE_ROWS, SCALED_BLOCKED
+from tlhub_mixed.contracts.weights import W4A16, W8A16
+from tlhub_mixed.cpu.schedules import QUANTIZE_ROWS, SCALED_BLOCKED, W4_BLOCKED, W8_BLOCKED
 
 TLHUB_API = 1
 
 
 @hookimpl
 def tlhub_kernels() -> Iterable[Kernel]:
-    return [QUANTIZE, SCALED]
+    return [QUANTIZE, SCALED, W4A16, W8A16]
 
 
 @hookimpl
 def tlhub_schedules() -> Iterable[Schedule]:
-    return [QUANTIZE_ROWS, SCALED_BLOCKED]
+    return [QUANTIZE_ROWS, SCALED_BLOCKED, W4_BLOCKED, W8_BLOCKED]
