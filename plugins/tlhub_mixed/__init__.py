@@ -8,7 +8,8 @@ from tlhub.hooks import hookimpl
 from tlhub.specs import Kernel, Schedule
 from tlhub_mixed.contracts.quantize import QUANTIZE
 from tlhub_mixed.contracts.scaled import SCALED
-from tlhub_mixed.cpu.schedules import QUANTIZE_ROWS, SCALED_BLOCKED
+from tlhub_mixed.contracts.weights import W4A16, W8A16
+from tlhub_mixed.cpu.schedules import QUANTIZE_ROWS, SCALED_BLOCKED, W4_BLOCKED, W8_BLOCKED
 from tlhub_mixed.cuda.quantize import QUANTIZE_BLOCKS
 from tlhub_mixed.hopper.gemm import HOPPER_MIXED
 from tlhub_mixed.hopper.scaled import HOPPER_SCALED
@@ -18,9 +19,10 @@ TLHUB_API = 1
 
 @hookimpl
 def tlhub_kernels() -> Iterable[Kernel]:
-    return [QUANTIZE, SCALED]
+    return [QUANTIZE, SCALED, W4A16, W8A16]
 
 
 @hookimpl
 def tlhub_schedules() -> Iterable[Schedule]:
-    return [QUANTIZE_ROWS, SCALED_BLOCKED, QUANTIZE_BLOCKS, HOPPER_MIXED, HOPPER_SCALED]
+    on_cpus = [QUANTIZE_ROWS, SCALED_BLOCKED, W4_BLOCKED, W8_BLOCKED]
+    return [*on_cpus, QUANTIZE_BLOCKS, HOPPER_MIXED, HOPPER_SCALED]

@@ -180,7 +180,7 @@ def test_the_schedule_for_somebody_elses_kernel_refuses_what_it_does_not_know(ca
     "kernel",
     [
         *("gemm", "attention", "attention_bwd", "attention_decode", "attention_varlen", "attention_varlen_bwd"),
-        *("quantize", "gemm_scaled"),
+        *("quantize", "gemm_scaled", "gemm_w4a16", "gemm_w8a16"),
     ],
 )
 def test_contract_tables_are_the_contract(kernel: str) -> None:

@@ -21,12 +21,14 @@ from tlhub.cpu.ir import (
     bind,
     branch,
     ceil_div,
+    const,
     i64,
     loop,
-    maximum,
     minimum,
     module,
     stepping,
+    view,
+    when,
     workspace,
 )
 from tlhub.specs import Problem
@@ -152,8 +154,9 @@ def _task(
         j0 = bind(tirx.truncmod(x["index"], across) * wide)
         rows, columns = bind(minimum(m - i0, i64(plan.mc))), bind(minimum(all_columns - j0, wide))
         high = bind(ceil_div(rows, i64(plan.mr)) * i64(plan.mr))
-        blocks = bind(maximum(ceil_div(depth, i64(DEPTH)), i64(1)))
-        with loop(0, blocks) as block:
+        with when(tirx.EQ(depth, i64(0))), loop(0, (2 if plan.glu else 1) * _sums(plan)) as i:
+            view(scratch, plan.acc).store(i64(at["sums"]) + i, const(0, plan.acc))
+        with loop(0, ceil_div(depth, i64(DEPTH))) as block:
             k0 = bind(block * i64(DEPTH))
             deep = bind(minimum(depth - k0, i64(DEPTH)))
             load(x["a"], call, i0, rows, high, k0, deep, scratch, at["rows"])

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tlhub.specs import Config, DeviceFacts, Problem, Schedule
 from tlhub_mixed.contracts.quantize import QUANTIZE
 from tlhub_mixed.contracts.scaled import SCALED
+from tlhub_mixed.contracts.weights import W4A16, W8A16
 
 _TILES = {
     # lanes: float32 numbers of a vector; a register tile is mr x nr sums, of 8, 12 and 24 registers, 24 of Arm's; a
@@ -70,3 +72,23 @@ SCALED_BLOCKED = Schedule(
     sources=("tlhub_mixed.cpu.scaled", "tlhub_mixed.contracts.quantize", *_PRODUCT, *_SHARED),
     doc="panels converted to float32 (int8: int32) for many rows at once; scales where blocks end, epilogue fused",
 )
+
+W4_BLOCKED = Schedule(
+    name="cpu_w4",
+    kernel="gemm_w4a16",
+    kernel_revision=1,
+    revision=1,
+    targets=("cpu",),
+    toolchain="tvm",
+    program="tlhub_mixed.cpu.weights:program",
+    configs=tiles,
+    symbolic=tuple(d.name for d in W4A16.dims),
+    sources=(
+        *("tlhub_mixed.cpu.weights", "tlhub_mixed.contracts.weights", "tlhub_mixed.contracts.epilogue"),
+        *_PRODUCT,
+        *_SHARED,
+    ),
+    doc="weights become float32 a panel at a time, for many rows at once; epilogue fused",
+)
+
+W8_BLOCKED = replace(W4_BLOCKED, name="cpu_w8", kernel="gemm_w8a16", symbolic=tuple(d.name for d in W8A16.dims))
