@@ -210,6 +210,7 @@ def test_gates_are_the_first_half_of_the_columns_and_values_the_second() -> None
     assert (get(scaling="row", glu=True, epilogue="relu", out_dtype="float32")(a, -b, one, columns) == 0).all()
 
 
+@pytest.mark.tvm
 @pytest.mark.parametrize("threads", [1, 3])
 def test_every_number_of_threads_gives_the_same_bits(threads: int) -> None:
     kernel = get(scaling="block", trans_b=True)
@@ -271,3 +272,16 @@ def test_an_odd_number_of_columns_has_no_halves() -> None:
     kernel = get(scaling="row", glu=True, epilogue="relu", out_dtype="float32")
     with pytest.raises(ArgumentError, match="'b': expected an even number of columns"):
         kernel(ones(2, 8), ones(8, 5), np.ones(2, np.float32), np.ones(5, np.float32))
+
+
+def test_tensors_of_pytorch_with_scales_of_powers_of_two() -> None:
+    torch = pytest.importorskip("torch")
+    x = torch.arange(800, dtype=torch.float32).reshape(4, 200)
+    options: dict[str, Any] = {"device": "cpu", "scale_dtype": "float8_e8m0fnu"}
+    q, scale = tlhub.get_for("quantize", x, **options)(x)
+    assert (q.dtype, scale.dtype, scale.shape) == (torch.float8_e4m3fn, torch.float8_e8m0fnu, (4, 2))
+    options |= {"scaling": "block", "trans_b": True, "out_dtype": "float32", "tensor_core": False}
+    b, b_scale = torch.ones(6, 200).to(torch.float8_e4m3fn), torch.ones(1, 2).to(torch.float8_e8m0fnu)
+    c = tlhub.get_for("gemm_scaled", q, b, scale, b_scale, **options)(q, b, scale, b_scale)
+    spread = scale.float().repeat_interleave(128, 1)[:, :200]
+    torch.testing.assert_close(c, (q.float() * spread).sum(1, keepdim=True).expand(4, 6))

@@ -61,6 +61,7 @@ def test_any_size_and_stride_is_within_the_tolerance(bits: int, dtype: str, opti
     testing.check(kernel, dims=dims, arrays=arrays, scalars={"out_scale": data.draw(st.sampled_from([1.0, 0.25]))})
 
 
+@pytest.mark.tvm
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("zero", [False, True])
 def test_every_code_is_read_exactly(bits: int, zero: bool) -> None:

@@ -182,7 +182,7 @@ def test_a_schedule_that_serves_no_small_problem(plugin, monkeypatch):
         testing.conformance(plugin(source, targets=[toys]))
 
 
-@pytest.mark.parametrize("module", ["tlhub_gemm", "tlhub_cpu"])
+@pytest.mark.parametrize("module", ["tlhub_gemm", "tlhub_mixed", "tlhub_cpu"])
 def test_the_built_in_plugins_keep_the_rules(module):
     testing.conformance(module, build=False)
 

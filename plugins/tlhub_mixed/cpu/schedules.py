@@ -83,7 +83,11 @@ W4_BLOCKED = Schedule(
     program="tlhub_mixed.cpu.weights:program",
     configs=tiles,
     symbolic=tuple(d.name for d in W4A16.dims),
-    sources=("tlhub_mixed.cpu.weights", "tlhub_mixed.contracts.weights", *_PRODUCT, *_SHARED),
+    sources=(
+        *("tlhub_mixed.cpu.weights", "tlhub_mixed.contracts.weights", "tlhub_mixed.contracts.epilogue"),
+        *_PRODUCT,
+        *_SHARED,
+    ),
     doc="weights become float32 a panel at a time, for many rows at once; epilogue fused",
 )
 
