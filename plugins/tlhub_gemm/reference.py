@@ -11,37 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from tlhub.formats import RANGE, ROUNDOFF, SMALLEST
 from tlhub.specs import Problem
 
 Array = np.ndarray[Any, Any]
 
-ROUNDOFF = {
-    # half a unit in the last place of 1: the largest relative error of a rounding to nearest
-    "float64": 2.0**-53,
-    "float32": 2.0**-24,
-    "float16": 2.0**-11,
-    "bfloat16": 2.0**-8,
-    "float8_e4m3fn": 2.0**-4,
-    "float8_e5m2": 2.0**-3,
-    "int32": 0.0,
-}
-_SMALLEST = {
-    # the least value above 0, of which a rounding may lose a half where relative errors say nothing
-    "float64": 2.0**-1074,
-    "float32": 2.0**-149,
-    "float16": 2.0**-24,
-    "bfloat16": 2.0**-133,
-    "float8_e4m3fn": 2.0**-9,
-    "float8_e5m2": 2.0**-16,
-    "int8": 1.0,
-    "int32": 1.0,
-}
-_RANGE = {
-    "float8_e4m3fn": (-448.0, 448.0),
-    "float8_e5m2": (-57344.0, 57344.0),
-    "int8": (-128.0, 127.0),
-    "int32": (-(2.0**31), 2.0**31 - 1),
-}
 _SLOPE = {"none": 1.0, "relu": 1.0, "gelu": 1.13, "gelu_tanh": 1.13, "silu": 1.1}
 """The largest derivative: by how much an activation can widen the error of its argument."""
 
@@ -83,13 +57,13 @@ def tolerance(
         final = np.abs(_epilogue(problem, inputs, scalars))
         if option["residual"]:
             error = error + eps * (final + error)
-        if out in _RANGE and out.startswith("int"):
+        if out in RANGE and out.startswith("int"):
             # an integer is as far off as its error can push it over a half way; exact sums not at all
             exact = _epilogue(problem, inputs, scalars)
             to_half = np.abs(np.abs(exact - np.floor(exact)) - 0.5)
             near = (to_half <= error) & (error > 0)
             return (np.where(near, np.ceil(error), np.floor(error)) + 0.25,)
-        return ((1 + eps_out) * error + eps_out * np.abs(outputs[0]) + _SMALLEST[out] / 2,)
+        return ((1 + eps_out) * error + eps_out * np.abs(outputs[0]) + SMALLEST[out] / 2,)
 
 
 def numpy_product(problem: Problem, inputs: Mapping[str, Array], scalars: Mapping[str, float]) -> Callable[[], object]:
@@ -199,7 +173,7 @@ def _normal_cdf(x: Array) -> Array:
 
 def _saturate(problem: Problem, c: Array) -> Array:
     out = dict(problem.dtypes)["c"]
-    if out not in _RANGE:
+    if out not in RANGE:
         return c
-    c = np.clip(c, *_RANGE[out])
+    c = np.clip(c, *RANGE[out])
     return np.rint(c) if out.startswith("int") else c
