@@ -13,11 +13,9 @@ import numpy as np
 
 from tlhub.formats import RANGE, ROUNDOFF, SMALLEST
 from tlhub.specs import Problem
+from tlhub.testing.activations import SLOPE, activate
 
 Array = np.ndarray[Any, Any]
-
-_SLOPE = {"none": 1.0, "relu": 1.0, "gelu": 1.13, "gelu_tanh": 1.13, "silu": 1.1}
-"""The largest derivative: by how much an activation can widen the error of its argument."""
 
 _ACTIVATION_ERROR = 8.0
 """Roundoffs of x by which an evaluated activation may be off: they are x times a weight from 0 to 1."""
@@ -53,7 +51,7 @@ def tolerance(
         error = error + 2 * eps * size + eps * total
         kind = str(option["epilogue"])
         if kind != "none":
-            error = _SLOPE[kind] * error + _ACTIVATION_ERROR * eps * total
+            error = SLOPE[kind] * error + _ACTIVATION_ERROR * eps * total
         final = np.abs(_epilogue(problem, inputs, scalars))
         if option["residual"]:
             error = error + eps * (final + error)
@@ -142,33 +140,6 @@ def _epilogue(problem: Problem, inputs: Mapping[str, Array], scalars: Mapping[st
         if problem.option["residual"]:
             total = total + inputs["residual"].astype(np.float64)
     return total
-
-
-def activate(kind: str, x: Array) -> Array:
-    """Return the activation of *x* in float64: x, or x times a weight, so an infinite x times 0 is NaN."""
-    with np.errstate(all="ignore"):
-        if kind == "none":
-            return x
-        if kind == "relu":
-            return np.where(x < 0, 0.0, x)
-        if kind == "silu":
-            return x * _sigmoid(x)
-        if kind == "gelu":
-            return x * _normal_cdf(x)
-        # (1 + tanh u) / 2 = sigmoid(2 u)
-        return x * _sigmoid(2 * np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))
-
-
-def _sigmoid(x: Array) -> Array:
-    decay = np.exp(-np.abs(x))
-    return np.where(x < 0, decay, 1.0) / (1.0 + decay)
-
-
-def _normal_cdf(x: Array) -> Array:
-    from math import erfc
-
-    flat = [0.5 * erfc(-v * 0.5**0.5) for v in x.ravel().tolist()]
-    return np.asarray(flat, dtype=np.float64, like=x).reshape(x.shape)
 
 
 def _saturate(problem: Problem, c: Array) -> Array:
