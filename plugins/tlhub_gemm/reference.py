@@ -11,39 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from tlhub.formats import RANGE, ROUNDOFF, SMALLEST
 from tlhub.specs import Problem
+from tlhub.testing.activations import SLOPE, activate
 
 Array = np.ndarray[Any, Any]
-
-ROUNDOFF = {
-    # half a unit in the last place of 1: the largest relative error of a rounding to nearest
-    "float64": 2.0**-53,
-    "float32": 2.0**-24,
-    "float16": 2.0**-11,
-    "bfloat16": 2.0**-8,
-    "float8_e4m3fn": 2.0**-4,
-    "float8_e5m2": 2.0**-3,
-    "int32": 0.0,
-}
-_SMALLEST = {
-    # the least value above 0, of which a rounding may lose a half where relative errors say nothing
-    "float64": 2.0**-1074,
-    "float32": 2.0**-149,
-    "float16": 2.0**-24,
-    "bfloat16": 2.0**-133,
-    "float8_e4m3fn": 2.0**-9,
-    "float8_e5m2": 2.0**-16,
-    "int8": 1.0,
-    "int32": 1.0,
-}
-_RANGE = {
-    "float8_e4m3fn": (-448.0, 448.0),
-    "float8_e5m2": (-57344.0, 57344.0),
-    "int8": (-128.0, 127.0),
-    "int32": (-(2.0**31), 2.0**31 - 1),
-}
-_SLOPE = {"none": 1.0, "relu": 1.0, "gelu": 1.13, "gelu_tanh": 1.13, "silu": 1.1}
-"""The largest derivative: by how much an activation can widen the error of its argument."""
 
 _ACTIVATION_ERROR = 8.0
 """Roundoffs of x by which an evaluated activation may be off: they are x times a weight from 0 to 1."""
@@ -80,17 +52,17 @@ def tolerance(
         error = error + 2 * eps * size + eps * total
         kind = str(option["epilogue"])
         if kind != "none":
-            error = _SLOPE[kind] * error + _ACTIVATION_ERROR * eps * total
+            error = SLOPE[kind] * error + _ACTIVATION_ERROR * eps * total
         final = np.abs(_epilogue(problem, inputs, scalars))
         if option["residual"]:
             error = error + eps * (final + error)
-        if out in _RANGE and out.startswith("int"):
+        if out in RANGE and out.startswith("int"):
             # an integer is as far off as its error can push it over a half way; exact sums not at all
             exact = _epilogue(problem, inputs, scalars)
             to_half = np.abs(np.abs(exact - np.floor(exact)) - 0.5)
             near = (to_half <= error) & (error > 0)
             return (np.where(near, np.ceil(error), np.floor(error)) + 0.25,)
-        return ((1 + eps_out) * error + eps_out * np.abs(outputs[0]) + _SMALLEST[out] / 2,)
+        return ((1 + eps_out) * error + eps_out * np.abs(outputs[0]) + SMALLEST[out] / 2,)
 
 
 def _tensor_core_error(problem: Problem, depth: int) -> float:
@@ -136,36 +108,9 @@ def _epilogue(problem: Problem, inputs: Mapping[str, Array], scalars: Mapping[st
     return total
 
 
-def activate(kind: str, x: Array) -> Array:
-    """Return the activation of *x* in float64: x, or x times a weight, so an infinite x times 0 is NaN."""
-    with np.errstate(all="ignore"):
-        if kind == "none":
-            return x
-        if kind == "relu":
-            return np.where(x < 0, 0.0, x)
-        if kind == "silu":
-            return x * _sigmoid(x)
-        if kind == "gelu":
-            return x * _normal_cdf(x)
-        # (1 + tanh u) / 2 = sigmoid(2 u)
-        return x * _sigmoid(2 * np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))
-
-
-def _sigmoid(x: Array) -> Array:
-    decay = np.exp(-np.abs(x))
-    return np.where(x < 0, decay, 1.0) / (1.0 + decay)
-
-
-def _normal_cdf(x: Array) -> Array:
-    from math import erfc
-
-    flat = [0.5 * erfc(-v * 0.5**0.5) for v in x.ravel().tolist()]
-    return np.asarray(flat, dtype=np.float64, like=x).reshape(x.shape)
-
-
 def _saturate(problem: Problem, c: Array) -> Array:
     out = dict(problem.dtypes)["c"]
-    if out not in _RANGE:
+    if out not in RANGE:
         return c
-    c = np.clip(c, *_RANGE[out])
+    c = np.clip(c, *RANGE[out])
     return np.rint(c) if out.startswith("int") else c

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import tlhub
 from tlhub import testing
 from tlhub.errors import ArgumentError, NoSchedule
+from tlhub.problem import make
 from tlhub.testing.data import numpy_dtype
 from tlhub_mixed.contracts.scaled import SCALED
 from tlhub_mixed.references import scaled
@@ -115,25 +116,64 @@ FAULTS: dict[str, Callable[..., Array]] = {
 }
 
 
-def by_block() -> tuple[Any, dict[str, Array]]:
-    made = tlhub.explain("gemm_scaled", (5, 256, 256), E4M3, device="cpu", scaling="block").problem
-    return made, testing.inputs(SCALED, made, seed=3)
+def problem_of(shape: tuple[int, int, int] = (5, 256, 256), **options: object) -> Any:
+    return make(SCALED, shape, E4M3, options)
+
+
+def compare(problem: Any, arrays: dict[str, Array], output: Array) -> float:
+    reference = scaled.reference(problem, arrays, {"out_scale": 1.0})
+    bounds = scaled.tolerance(problem, arrays, {"out_scale": 1.0}, reference)
+    return testing.numbers.compare(output, *reference, *bounds)
+
+
+IN_FLOAT32 = problem_of(scaling="block", tensor_core=False)
 
 
 def test_a_product_in_float32_is_within_the_tolerance() -> None:
-    problem, arrays = by_block()
-    reference = scaled.reference(problem, arrays, {"out_scale": 1.0})
-    bounds = scaled.tolerance(problem, arrays, {"out_scale": 1.0}, reference)
-    testing.numbers.compare(product(*arrays.values()), *reference, *bounds)
+    arrays = testing.inputs(SCALED, IN_FLOAT32, seed=3)
+    compare(IN_FLOAT32, arrays, product(*arrays.values()))
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_what_is_wrong_is_out_of_the_tolerance(fault: str) -> None:
-    problem, arrays = by_block()
-    reference = scaled.reference(problem, arrays, {"out_scale": 1.0})
-    bounds = scaled.tolerance(problem, arrays, {"out_scale": 1.0}, reference)
+    arrays = testing.inputs(SCALED, IN_FLOAT32, seed=3)
     with pytest.raises(AssertionError, match="times the bound"):
-        testing.numbers.compare(FAULTS[fault](*arrays.values()), *reference, *bounds)
+        compare(IN_FLOAT32, arrays, FAULTS[fault](*arrays.values()))
+
+
+def on_tensor_cores(a: Array, b: Array, fast: bool, bits: int = 13) -> Array:
+    """A product as a tensor core has it: 32 products and the sum so far, all cut *bits* below the largest of them."""
+    a, b = a.astype(float), b.astype(float)
+    total = sums = np.zeros((len(a), b.shape[1]))
+    for first in range(0, a.shape[1], 32):
+        if first % 128 == 0 and not fast:
+            total, sums = total + sums.astype(np.float32), 0 * sums
+        step = a[:, first : first + 32, None] * b[first : first + 32]
+        added = np.concatenate([step, sums[:, None]], axis=1)
+        _, exponent = np.frexp(abs(added).max(axis=1, keepdims=True))
+        unit = np.ldexp(1.0, exponent - 1 - bits)
+        sums = (np.trunc(added / unit) * unit).sum(axis=1)
+    return (total + sums).astype(np.float32)
+
+
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize("kind", ["normal", "positive", "of all sizes"])
+def test_what_tensor_cores_lose_is_within_the_tolerance(kind: str, fast: bool) -> None:
+    options = {"out_dtype": "float32", "fast_accum": fast}
+    problem = problem_of((16, 16, 1024), **options)
+    rng = np.random.default_rng(0)
+    drawn = {name: rng.standard_normal(shape) for name, shape in (("a", (16, 1024)), ("b", (1024, 16)))}
+    change = {"normal": lambda x: x, "positive": abs, "of all sizes": lambda x: np.exp(1.5 * x)}[kind]
+    one = np.array(1, np.float32)
+    arrays = {name: change(x).clip(-448, 448).astype(numpy_dtype(E4M3)) for name, x in drawn.items()}
+    given = {**arrays, "a_scale": one, "b_scale": one}
+    assert compare(problem, given, on_tensor_cores(**arrays, fast=fast)) < 1
+    with pytest.raises(AssertionError, match="times the bound"):
+        compare(problem, given, on_tensor_cores(**arrays, fast=fast, bits=5))
+    if kind != "normal":
+        with pytest.raises(AssertionError, match="times the bound"):
+            strict = problem_of((16, 16, 1024), out_dtype="float32", tensor_core=False)
+            compare(strict, given, on_tensor_cores(**arrays, fast=fast))
 
 
 # -- exact values ----------------------------------------------------------------------------------
@@ -210,6 +250,7 @@ def test_gates_are_the_first_half_of_the_columns_and_values_the_second() -> None
     assert (get(scaling="row", glu=True, epilogue="relu", out_dtype="float32")(a, -b, one, columns) == 0).all()
 
 
+@pytest.mark.tvm
 @pytest.mark.parametrize("threads", [1, 3])
 def test_every_number_of_threads_gives_the_same_bits(threads: int) -> None:
     kernel = get(scaling="block", trans_b=True)
@@ -271,3 +312,16 @@ def test_an_odd_number_of_columns_has_no_halves() -> None:
     kernel = get(scaling="row", glu=True, epilogue="relu", out_dtype="float32")
     with pytest.raises(ArgumentError, match="'b': expected an even number of columns"):
         kernel(ones(2, 8), ones(8, 5), np.ones(2, np.float32), np.ones(5, np.float32))
+
+
+def test_tensors_of_pytorch_with_scales_of_powers_of_two() -> None:
+    torch = pytest.importorskip("torch")
+    x = torch.arange(800, dtype=torch.float32).reshape(4, 200)
+    options: dict[str, Any] = {"device": "cpu", "scale_dtype": "float8_e8m0fnu"}
+    q, scale = tlhub.get_for("quantize", x, **options)(x)
+    assert (q.dtype, scale.dtype, scale.shape) == (torch.float8_e4m3fn, torch.float8_e8m0fnu, (4, 2))
+    options |= {"scaling": "block", "trans_b": True, "out_dtype": "float32", "tensor_core": False}
+    b, b_scale = torch.ones(6, 200).to(torch.float8_e4m3fn), torch.ones(1, 2).to(torch.float8_e8m0fnu)
+    c = tlhub.get_for("gemm_scaled", q, b, scale, b_scale, **options)(q, b, scale, b_scale)
+    spread = scale.float().repeat_interleave(128, 1)[:, :200]
+    torch.testing.assert_close(c, (q.float() * spread).sum(1, keepdim=True).expand(4, 6))

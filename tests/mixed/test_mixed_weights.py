@@ -11,9 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tlhub
-from tlhub import catalog, testing
+from tlhub import testing
 from tlhub.errors import ArgumentError
+from tlhub.problem import make
 from tlhub_mixed import packing
+from tlhub_mixed.contracts.weights import W4A16
 from tlhub_mixed.references import weights as reference
 
 Array = np.ndarray[Any, Any]
@@ -61,6 +63,7 @@ def test_any_size_and_stride_is_within_the_tolerance(bits: int, dtype: str, opti
     testing.check(kernel, dims=dims, arrays=arrays, scalars={"out_scale": data.draw(st.sampled_from([1.0, 0.25]))})
 
 
+@pytest.mark.tvm
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("zero", [False, True])
 def test_every_code_is_read_exactly(bits: int, zero: bool) -> None:
@@ -109,8 +112,8 @@ FAULTS: dict[str, Callable[..., Array]] = {
 
 def drawn() -> tuple[Any, dict[str, Array], tuple[Array, ...], tuple[Array, ...]]:
     options = {"group": 128, "zero_point": True, "out_dtype": "float16"}
-    problem = tlhub.explain("gemm_w4a16", (5, 8, 256), "float16", device="cpu", **options).problem
-    arrays = testing.inputs(catalog.load().kernel("gemm_w4a16"), problem, seed=1)
+    problem = make(W4A16, (5, 8, 256), "float16", options)
+    arrays = testing.inputs(W4A16, problem, seed=1)
     want = reference.reference(problem, arrays, {"out_scale": 1.0})
     return problem, arrays, want, reference.tolerance(problem, arrays, {"out_scale": 1.0}, want)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tlhub.errors import DeviceError
 from tlhub.runtime import arrays, direct, mistakes, streams
+from tlhub.shapes import quotient
 from tlhub.specs import LIBRARY, Config, Kernel, Problem, Signature
 
 if TYPE_CHECKING:
@@ -281,7 +282,10 @@ def _plan(problem: Problem, signature: Signature) -> tuple[list[tuple[tuple[Any,
         for axis, dim in enumerate(tensor.dims):
             where.setdefault(dim, (i, axis - len(tensor.dims), 1))
     for dim, (whole, over) in signature.parts.items():
-        if dim not in where:
-            where[dim] = (*where[whole][:2], over) if over else 1
+        known = where.get(whole)
+        if over == 0 or isinstance(known, int):
+            where[dim] = quotient(known or 0, over)
+        elif known:
+            where.setdefault(dim, (*known[:2], over))
     plans = [(tuple(where.get(d, 0) for d in t.dims), t.dims[:1] == (signature.elide,)) for t in signature.outputs]
     return plans, lead, 0 if lead is None else len(signature.inputs[lead].dims)

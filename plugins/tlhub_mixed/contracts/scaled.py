@@ -94,5 +94,8 @@ SCALED = Kernel(
     reference="tlhub_mixed.references.scaled:reference",
     tolerance="tlhub_mixed.references.scaled:tolerance",
     prepare="tlhub_mixed.references.scaled:prepare",
-    peers={"cuda:torch": "tlhub_mixed.peers:torch_scaled"},
+    peers={
+        "torch": "tlhub_mixed.peers.products:torch_scaled",
+        "cuda:torch": "tlhub_mixed.peers.products:torch_gpu_scaled",
+    },
 )

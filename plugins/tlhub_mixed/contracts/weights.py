@@ -69,6 +69,10 @@ def _kernel(bits: int, dims: tuple[Dim, ...], weights: tuple[Arg, ...]) -> Kerne
         reference="tlhub_mixed.references.weights:reference",
         tolerance="tlhub_mixed.references.weights:tolerance",
         prepare="tlhub_mixed.references.weights:prepare",
+        peers={
+            "torch": "tlhub_mixed.peers.products:torch_linear",
+            "cuda:torch": "tlhub_mixed.peers.products:torch_gpu_linear",
+        },
     )
 
 

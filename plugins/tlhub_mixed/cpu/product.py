@@ -170,10 +170,9 @@ def _task(
                         scales(*arrays, call, i0, rows, high, j, n, block, scratch)
                     with loop(0, tirx.truncdiv(high, i64(plan.mr))) as t:
                         place = i64(sums) + t * i64(plan.mr * plan.nc) + panel * i64(plan.nr)
-                        more = (i64(at["by"]) + t * i64(plan.mr), i64(at["times"])) if scales else ()
-                        tile(
-                            scratch, i64(at["rows"]) + t * i64(plan.mr * DEPTH), at["panel"], deep, block, place, *more
-                        )
+                        row = i64(at["rows"]) + t * i64(plan.mr * DEPTH)
+                        factors = (i64(at["by"]) + t * i64(plan.mr), at["times"]) if scales else ()
+                        tile(scratch, row, at["panel"], deep, block, place, *factors)
         close(*arrays, call, scratch, at["sums"], _sums(plan), i0, j0, rows, columns)
 
     params = [*plan.pointers, ("index", "int64"), ("scratch", f"*{plan.acc}")]

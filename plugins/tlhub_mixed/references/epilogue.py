@@ -7,18 +7,15 @@ NumPy's protocols, give arrays of CuPy.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import erfc
 from typing import Any
 
 import numpy as np
 
 from tlhub.formats import RANGE, ROUNDOFF, SMALLEST
 from tlhub.specs import Problem
+from tlhub.testing.activations import SLOPE, activate
 
 Array = np.ndarray[Any, Any]
-
-_SLOPE = {"none": 1.0, "relu": 1.0, "gelu": 1.13, "gelu_tanh": 1.13, "silu": 1.1}
-"""The largest derivative: by how much an activation can widen the error of its argument."""
 
 _EVALUATION = {"none": 0.0, "relu": 0.0, "gelu": 8.0, "gelu_tanh": 8.0, "silu": 8.0}
 """Roundoffs of x by which an evaluated activation may be off: they are x times a weight from 0 to 1."""
@@ -55,7 +52,7 @@ def bound(
         error = error + (_EPS * abs(y) if option["bias"] else 0)
         gate, value = _halves(problem, y)
         gate_error, value_error = _halves(problem, error)
-        error = _SLOPE[kind] * gate_error + _EVALUATION[kind] * _EPS * abs(gate)
+        error = SLOPE[kind] * gate_error + _EVALUATION[kind] * _EPS * abs(gate)
         if option["glu"]:
             gate = activate(kind, gate)
             error = abs(gate) * value_error + (abs(value) + value_error) * error + _EPS * abs(gate * value)
@@ -75,26 +72,6 @@ def bound(
 def double(x: Array) -> Array:
     """Return *x* in float64; of ml_dtypes' types too."""
     return x.astype(np.float64)
-
-
-def activate(kind: str, x: Array) -> Array:
-    """Return the activation of *x* in float64: x, or x times a weight, so an infinite x times 0 is NaN."""
-    if kind == "none":
-        return x
-    if kind == "relu":
-        return np.where(x < 0, 0.0, x)
-    if kind == "silu":
-        return x * _sigmoid(x)
-    if kind == "gelu":
-        flat = [0.5 * erfc(-v * 0.5**0.5) for v in x.ravel().tolist()]
-        return x * np.asarray(flat, dtype=np.float64, like=x).reshape(x.shape)
-    # (1 + tanh u) / 2 = sigmoid(2 u)
-    return x * _sigmoid(2 * np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))
-
-
-def _sigmoid(x: Array) -> Array:
-    decay = np.exp(-abs(x))
-    return np.where(x < 0, decay, 1.0) / (1.0 + decay)
 
 
 def _biased(problem: Problem, x: Array, inputs: Mapping[str, Array]) -> Array:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -13,10 +12,8 @@ from tlhub_mixed.contracts.quantize import BLOCK
 from tlhub_mixed.references.epilogue import Array, bound, double, finish
 
 _EPS = ROUNDOFF["float32"]
-_CORE = 2.0**-13
-"""The unit of a tensor core's sums of float8 products, of the largest of what is added."""
-_STEP = 32
-"""Products that a tensor core adds at a time."""
+_STEP, _UNIT = 32, 2.0**-13
+"""Products that a tensor core adds at a time, and what it cuts off, of the largest of what it adds."""
 
 
 def reference(problem: Problem, inputs: Mapping[str, Array], scalars: Mapping[str, float]) -> tuple[Array]:
@@ -27,34 +24,24 @@ def reference(problem: Problem, inputs: Mapping[str, Array], scalars: Mapping[st
 def tolerance(
     problem: Problem, inputs: Mapping[str, Array], scalars: Mapping[str, float], outputs: tuple[Array, ...]
 ) -> tuple[Array]:
-    """Return the largest error allowed of each element of c.
+    """Return the largest error allowed of each element of c, a bound that needs no luck, to first order.
 
-    Let S be the sum of |a a_scale| |b b_scale| over K. Sums of int8 products are exact. Of float8:
-
-    - in float32, K additions in any order are off by at most K eps S, eps = 2^-24, to first order (Higham, "Accuracy
-      and Stability of Numerical Algorithms", 3.1); twice that is allowed, a bound that needs no luck;
-    - a tensor core adds 32 products to a sum at once, all cut to 13 bits below the largest of them: each addition loses
-      about 2^-13 of the products' sum, where they are of like size, and as much of the sum so far. There are 4 before
-      the sum goes on in float32, or K/32 with ``fast_accum``: 2^-13 (1 + 4) S and 2 K/128 eps S. One product that
-      outweighs 32 others by far may lose more.
-
-    Scales round three times for each block; ``epilogue.bound`` has the rest.
+    Sums of int8 products are exact. With S the sum of |a a_scale| |b b_scale| over K, K additions in float32, in any
+    order, err by at most K eps S, eps = 2^-24 (Higham, "Accuracy and Stability of Numerical Algorithms", 3.1); twice
+    that is allowed. A tensor core adds 32 products of float8 to its sum at once, each of the 33 cut off at 2^-13 of the
+    largest, M: it loses 33 2^-13 M with each such addition. M is at most the larger of the sum so far and the root of
+    the sum of the squares of the 32. It begins anew after 128 of K, or with ``fast_accum`` never, and what it has then
+    is added up in float32. Scales round three times for each block; ``epilogue.bound`` has the rest.
     """
     option, depth = problem.option, int(problem.dim["K"])
-    with np.errstate(all="ignore"):
-        size = _product(problem, {n: abs(double(x)) for n, x in inputs.items() if n in _OPERANDS})
-    steps, blocks = -(-depth // _STEP), -(-depth // BLOCK)
-    if problem.dtype == "int8":
-        sums = 0.0
-    elif option["tensor_core"] is False:
-        sums = 2 * depth * _EPS
-    elif option["fast_accum"]:
-        sums = (1 + steps) * _CORE
-    else:
-        sums = (1 + min(steps, BLOCK // _STEP)) * _CORE + 2 * blocks * _EPS
-    scaling = (3 + (2 * blocks if option["scaling"] == "block" else 0)) * _EPS
-    x = _product(problem, inputs)
-    return (bound(problem, x, (sums + scaling) * size, inputs, scalars),)
+    size = _product(problem, {**inputs, **{name: abs(double(inputs[name])) for name in _OPERANDS}})
+    blocks = -(-depth // BLOCK)
+    error = (3 + (2 * blocks if option["scaling"] == "block" else 0)) * _EPS * size
+    if problem.dtype != "int8" and option["tensor_core"] is False:
+        error = error + 2 * depth * _EPS * size
+    elif problem.dtype != "int8":
+        error = error + 2 * blocks * _EPS * size + _cut_off(problem, inputs)
+    return (bound(problem, _product(problem, inputs), error, inputs, scalars),)
 
 
 def prepare(
@@ -73,20 +60,40 @@ def prepare(
 _OPERANDS = ("a", "b", "a_scale", "b_scale")
 
 
-def _product(problem: Problem, inputs: Mapping[str, Any]) -> Array:
-    """Return (a a_scale) (b b_scale) in float64."""
+def _parts(problem: Problem, inputs: Mapping[str, Array]) -> Iterator[tuple[Array, Array, Array]]:
+    """Yield a (M, k), b (k, N) and the factor of their product, of each part of K with scales of its own."""
     a, b, a_scale, b_scale = (double(inputs[name]) for name in _OPERANDS)
     if problem.option["trans_b"]:
         b = b.T
+    if problem.option["scaling"] != "block":
+        yield a, b, (a_scale[:, None] if problem.option["scaling"] == "row" else a_scale) * b_scale
+        return
+    b_scale = b_scale.T if problem.option["trans_b"] else b_scale
+    for block in range(a_scale.shape[1]):
+        part = slice(block * BLOCK, (block + 1) * BLOCK)
+        yield a[:, part], b[part], a_scale[:, block, None] * np.repeat(b_scale[block], BLOCK)[: b.shape[1]]
+
+
+def _product(problem: Problem, inputs: Mapping[str, Array]) -> Array:
+    """Return (a a_scale) (b b_scale) in float64."""
+    total = np.zeros((int(problem.dim["M"]), int(problem.dim["N"])), like=inputs["a"])
     with np.errstate(all="ignore"):
-        if problem.option["scaling"] == "tensor":
-            return (a @ b) * a_scale * b_scale
-        if problem.option["scaling"] == "row":
-            return (a @ b) * a_scale[:, None] * b_scale
-        b_scale = b_scale.T if problem.option["trans_b"] else b_scale
-        rows = np.repeat(b_scale, BLOCK, axis=1)[:, : b.shape[1]]
-        total = np.zeros((a.shape[0], b.shape[1]), like=a)
-        for block in range(a_scale.shape[1]):
-            part = slice(block * BLOCK, (block + 1) * BLOCK)
-            total = total + (a[:, part] @ b[part]) * a_scale[:, block, None] * rows[block]
-        return total
+        for a, b, factor in _parts(problem, inputs):
+            total = total + (a @ b) * factor
+    return total
+
+
+def _cut_off(problem: Problem, inputs: Mapping[str, Array]) -> Array:
+    """Return what a tensor core may lose by cutting off what it adds."""
+    lost = np.zeros((int(problem.dim["M"]), int(problem.dim["N"])), like=inputs["a"])
+    with np.errstate(all="ignore"):
+        for a, b, factor in _parts(problem, inputs):
+            sums = 0 * lost
+            for first in range(0, a.shape[1], _STEP):
+                if first % BLOCK == 0 and not problem.option["fast_accum"]:
+                    sums = 0 * lost
+                x, y = a[:, first : first + _STEP], b[first : first + _STEP]
+                largest = np.maximum(np.sqrt(x**2 @ y**2), abs(sums))
+                lost = lost + (_STEP + 1) * _UNIT * largest * abs(factor)
+                sums = sums + x @ y
+    return lost

@@ -1,0 +1,1 @@
+"""Other libraries' kernels, which bench times those of mixed precision against."""
