@@ -18,6 +18,7 @@ from torch.autograd import forward_ad  # noqa: E402
 import tlhub.torch  # noqa: E402 - it needs PyTorch
 
 attention = tlhub.torch.attention
+SLOPES = torch.tensor([0.5, 0.25, 0.125, 0.0625])
 
 
 def qkv(s: int = 5, s_kv: int = 7, h: int = 4, h_kv: int = 2, d: int = 6, d_v: int = 3, **how: Any) -> list[Any]:
@@ -52,8 +53,8 @@ def test_it_is_pytorchs_attention(dtype: Any, causal: bool) -> None:
     "how",
     [
         {},
-        {"causal": True, "scale": -0.4, "window": 2},
-        {"softcap": 0.7, "deterministic": True, "alibi_slopes": torch.tensor([0.5, 0.125])},
+        {"causal": True, "scale": -0.4, "window": 2, "alibi_slopes": SLOPES[:2]},
+        {"softcap": 0.7, "deterministic": True},
     ],
 )
 def test_gradients_are_the_numerical_ones(how: dict[str, Any]) -> None:
@@ -65,9 +66,8 @@ def test_float8_has_factors_of_tensors_or_of_heads() -> None:
     q, k, v = (x.detach().to(torch.float8_e4m3fn) for x in qkv())
     factors = [torch.tensor(0.5), torch.full((2, 2), 2.0), torch.tensor([3.0])]
     o = attention(q, k, v, scales=tuple(factors), softcap=3.0)
-    want = attention(q.float() * 0.5, k.float() * 2, v.float() * 3, softcap=3.0)
-    assert o.dtype == torch.bfloat16 and torch.allclose(o.float(), want, rtol=2**-7, atol=1e-5)
-    assert torch.allclose(attention(q, k, v).float(), attention(q.float(), k.float(), v.float()), rtol=2**-7, atol=1e-5)
+    want = attention(q.double() * 0.5, k.double() * 2, v.double() * 3, softcap=3.0)
+    assert o.dtype == torch.bfloat16 and torch.allclose(o.double(), want, rtol=2**-7, atol=1e-5)
 
 
 def test_views_are_taken_as_they_lie() -> None:
@@ -118,23 +118,21 @@ def test_empty_tensors_and_queries_that_see_no_key() -> None:
 def test_the_operators_keep_pytorchs_rules() -> None:
     numbers = (True, None, 3, 0.5, False, None, None)
     q, k, v = qkv()
-    others = (None, None, None, torch.rand(4))
+    others = (None, None, None, SLOPES)
     library.opcheck(torch.ops.tlhub.attention.default, (q, k, v, *others, *numbers))
     plain = [x.detach() for x in (q, k, v)]
     o, lse = torch.ops.tlhub.attention(*plain, *others, *numbers)
     library.opcheck(torch.ops.tlhub.attention_bwd.default, (torch.ones_like(o), *plain, o, lse, others[3], *numbers))
     narrow = [x.to(torch.float8_e4m3fn) for x in plain]
-    factors = [torch.rand(2, h) for h in (4, 2, 2)]
-    given = (*narrow, *factors, None, *numbers)
+    factors = [torch.full((2, h), 0.5) for h in (4, 2, 2)]
+    given = (*narrow, *factors, None, False, *numbers[1:])
     library.opcheck(torch.ops.tlhub.attention.default, given, test_utils="test_faketensor")  # others multiply float8
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_it_compiles_into_one_graph(dynamic: bool) -> None:
-    slopes = torch.rand(4)
-
     def layer(q: Any, k: Any, v: Any) -> Any:
-        return attention(q * 2, k, v.sin(), causal=True, softcap=2.0, alibi_slopes=slopes).cos()
+        return attention(q * 2, k, v.sin(), causal=True, softcap=2.0, alibi_slopes=SLOPES).cos()
 
     torch._dynamo.reset()
     compiled = torch.compile(layer, fullgraph=True, dynamic=dynamic, backend="aot_eager")
@@ -198,13 +196,13 @@ def test_what_does_not_fit_is_refused(change: Any, error: type[Exception], said:
     ("how", "said"),
     [
         ({"alibi_slopes": [0.5] * 4}, "argument 'slopes': expected a tensor of PyTorch, got list"),
-        ({"alibi_slopes": torch.rand(3)}, "argument 'slopes': expected shape \\(H=4,\\), got \\(3,\\)"),
-        ({"alibi_slopes": torch.rand(4).double()}, "argument 'slopes': expected .*float32"),
-        ({"alibi_slopes": torch.rand(4, requires_grad=True)}, "'slopes': expected a tensor that asks for no gradient"),
-        ({"scales": (torch.rand(1),)}, "argument 'scales': expected a tensor each for q, k and v, got 1"),
-        ({"alibi_slopes": torch.rand(4, device="meta")}, "argument 'slopes': expected a tensor on cpu, where q is"),
+        ({"alibi_slopes": SLOPES[:3]}, "argument 'slopes': expected shape \\(H=4,\\), got \\(3,\\)"),
+        ({"alibi_slopes": SLOPES.double()}, "argument 'slopes': expected .*float32"),
+        ({"alibi_slopes": SLOPES.clone().requires_grad_()}, "'slopes': expected a tensor that asks for no gradient"),
+        ({"scales": (SLOPES[:1],)}, "argument 'scales': expected a tensor each for q, k and v, got 1"),
+        ({"alibi_slopes": SLOPES.to(device="meta")}, "argument 'slopes': expected a tensor on cpu, where q is"),
         ({"scales": (1.0, 1.0, 1.0)}, "argument 'q_scale': expected a tensor of PyTorch, got float"),
-        ({"scales": (torch.rand(1),) * 3}, "scaled=True, and q is float64; scales are for q, k and v in float8"),
+        ({"scales": (SLOPES[:1],) * 3}, "scaled=True, and q is float64; scales are for q, k and v in float8"),
     ],
 )
 def test_slopes_and_scales_that_do_not_fit_are_refused(how: dict[str, Any], said: str) -> None:

@@ -50,7 +50,7 @@ _INTEGERS = ("low", "high", "place", "flag")
 
 
 def program(problem: Problem, config: Mapping[str, Any], arch: str) -> Any:
-    """Return the module of *problem*, whose entry takes (q, k, v, o[, lse], scale, window, softcap).
+    """Return the module of *problem*, whose entry takes the arrays in the contract's order, scale, window, softcap.
 
     *config*: that of ``build``.
     """

@@ -17,7 +17,7 @@ from tlhub_attention.cpu.program import Attention
 
 
 def decode(problem: Problem, config: Mapping[str, Any], arch: str) -> Any:
-    """Return the module of *problem*, whose entry takes (q, k, v, lengths[, table], o[, lse], scale, window, softcap).
+    """Return the module of *problem*, whose entry takes the arrays in the contract's order, scale, window, softcap.
 
     *config*: that of attention.
     """
@@ -25,7 +25,7 @@ def decode(problem: Problem, config: Mapping[str, Any], arch: str) -> Any:
 
 
 def varlen(problem: Problem, config: Mapping[str, Any], arch: str) -> Any:
-    """Return the module of *problem*, whose entry takes (q, k, v, starts, starts_kv, o[, lse], scale, window, softcap).
+    """Return the module of *problem*, whose entry takes the arrays in the contract's order, scale, window, softcap.
 
     *config*: that of attention.
     """
