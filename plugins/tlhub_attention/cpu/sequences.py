@@ -9,11 +9,12 @@ from typing import Any
 from tvm import tirx
 
 from tlhub.specs import Problem
-from tlhub_attention.contracts.decode import MOST_QUERIES
 from tlhub_attention.cpu.entry import Entry, build, demand
 from tlhub_attention.cpu.frames import Sequences, Starts
 from tlhub_attention.cpu.ir import Expr, Frame, Memory, bind, ceil_div, i64, loop, when
 from tlhub_attention.cpu.program import Attention
+
+_MOST_QUERIES = 16  # of a sequence, as the contract of decoding has it
 
 
 def decode(problem: Problem, config: Mapping[str, Any], arch: str) -> Any:
@@ -41,8 +42,8 @@ class _Decode(Sequences, Attention):
 
     def _declare(self) -> Entry:
         entry = super()._declare()
-        few = entry.dims["S"] <= i64(MOST_QUERIES)
-        demand(few, self.problem.kernel, "q", f"at most {MOST_QUERIES} queries of a sequence (S)")
+        few = entry.dims["S"] <= i64(_MOST_QUERIES)
+        demand(few, self.problem.kernel, "q", f"at most {_MOST_QUERIES} queries of a sequence (S)")
         return entry
 
     def _check(self, arrays: Mapping[str, Memory], f: Frame) -> None:
