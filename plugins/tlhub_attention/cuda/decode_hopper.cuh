@@ -128,6 +128,10 @@ __device__ __forceinline__ void consume(
   }
 }
 
+/* Warps of a block that load: one, or where registers are dealt out anew its group. */
+template <class P> constexpr int LOADING = P::WARPS == 8 ? 4 : 1;
+template <class P> constexpr int THREADS = P::THREADS + 32 * LOADING<P>;
+
 /* -- the kernel ---------------------------------------------------------------------------------- */
 
 template <class P>
@@ -148,9 +152,11 @@ __device__ __forceinline__ void decode(
   wait_for_previous();
   start_next();
   Walk<P> walk{Units<P>(call)};
-  if (warp == P::WARPS) {
-    produce<P>(map_k, map_v, walk, shared);
+  if (warp >= P::WARPS) {
+    if constexpr (LOADING<P> == 4) give_registers<40>();
+    if (warp == P::WARPS) produce<P>(map_k, map_v, walk, shared);
   } else {
+    if constexpr (LOADING<P> == 4) take_registers<232>();
     consume<P>(walk, shared, Scratch<P>{static_cast<Tagged *>(scratch)}, Place<P>(memory + Shared<P>::AT_PLACES, warp));
   }
 }
@@ -162,7 +168,7 @@ __device__ __forceinline__ void decode(
   static_assert(decode::Shared<decode::Plan<ROWS, __VA_ARGS__>>::BYTES == SHARED,                                \
                 "Plan.shared has another layout");                                                               \
   extern "C" __global__ void                                                                                     \
-      __launch_bounds__(decode::Plan<ROWS, __VA_ARGS__>::THREADS + 32, decode::Plan<ROWS, __VA_ARGS__>::BLOCKS)  \
+      __launch_bounds__(decode::THREADS<decode::Plan<ROWS, __VA_ARGS__>>, decode::Plan<ROWS, __VA_ARGS__>::BLOCKS) \
       decode_##ROWS(const __grid_constant__ decode::TensorMap map_k,                                             \
                     const __grid_constant__ decode::TensorMap map_v, void *scratch, DECODE_PARAMETERS) {         \
     decode::decode<decode::Plan<ROWS, __VA_ARGS__>>(map_k, map_v, scratch, DECODE);                              \

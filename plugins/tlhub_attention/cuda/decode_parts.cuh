@@ -54,9 +54,8 @@ template <class P> struct Place {
 
   /* Wait for the warps that have rows of the same chunk. */
   __device__ __forceinline__ void sync_chunk() const {
-    if constexpr (P::ROW_WARPS == 1) {
-      __syncwarp();
-    } else {
+    __syncwarp();
+    if constexpr (P::ROW_WARPS > 1) {
       asm volatile("bar.sync %0, %1;" ::"r"(1 + P::ROW_WARPS + chunk), "n"(32 * P::ROW_WARPS) : "memory");
     }
   }
@@ -83,6 +82,7 @@ template <class P> struct Place {
 
  private:
   __device__ __forceinline__ void sync() const {
+    __syncwarp(); /* lanes without a row have gone ahead */
     asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"(32 * P::CHUNKS) : "memory");
   }
   __device__ __forceinline__ float2 *word(int chunk, int i, int number) const {

@@ -55,9 +55,9 @@ class Plan(NamedTuple):
         return self.stages * (chunk(d, d_v) + barriers) + self.meeting(d_v)
 
     def filled(self, d: int, d_v: int, shared_memory: int, barriers: int = 0) -> Plan:
-        """Return the plan with as many stages as there is room for."""
+        """Return the plan with as many stages as there is room for, the same number for each chunk of a unit."""
         left = shared_memory - self.meeting(d_v)
-        return self._replace(stages=left // (chunk(d, d_v) + barriers))
+        return self._replace(stages=left // (self.chunks * (chunk(d, d_v) + barriers)) * self.chunks)
 
     @property
     def grid(self) -> str:

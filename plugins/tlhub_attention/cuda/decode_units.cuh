@@ -18,6 +18,7 @@ template <int ROWS_, int WARPS_, int STAGES_, int BLOCKS_> struct Plan {
   static constexpr int ROWS = ROWS_, WARPS = WARPS_, STAGES = STAGES_, BLOCKS = BLOCKS_;
   static constexpr int THREADS = 32 * WARPS; /* that compute */
   static constexpr int ROW_WARPS = ROWS / 16, CHUNKS = WARPS / ROW_WARPS, KEYS = CHUNKS * CHUNK;
+  static_assert(STAGES % CHUNKS == 0, "a stage is of the same warps each time: none of them runs ahead of its barrier");
 };
 
 /* The blocks of keys that the queries of a sequence see any of: one at least. */
@@ -103,11 +104,12 @@ struct Stretch {
   bool begins, ends;            /* with the tile */
 };
 
-/* The stretches of a block, one after the other; of one tile each. */
+/* The stretches of a block, of one tile each, from the last to the first: so the block after this one has a part of a tile
+ * early, and this block needs that of the one before late. */
 template <class P> struct Walk {
   const Units<P> units;
   int left;          /* units */
-  int b, tile, unit; /* of the next unit: the sequence, its tile in the line, and its number there */
+  int b, tile, unit; /* of the last unit: the sequence, its tile in the line, and the number after its own there */
   Decode sequence;
   Blocks<P> blocks;
 
@@ -117,28 +119,31 @@ template <class P> struct Walk {
   /* Take the next stretch; false if there is none. */
   __device__ __forceinline__ bool next(Stretch &t) {
     if (left == 0) return false;
-    if (unit == blocks.count) unit = 0, ++tile;
-    if (tile == units.line) tile = 0, sequence = units.call.sequence(++b), blocks = Blocks<P>(sequence);
-    int number = tile * units.beside + units.side(), count = min(blocks.count - unit, left);
+    if (unit == 0) {
+      if (tile == 0) tile = units.line, sequence = units.call.sequence(--b), blocks = Blocks<P>(sequence);
+      --tile, unit = blocks.count;
+    }
+    int number = tile * units.beside + units.side(), count = min(unit, left);
     t.kv_head = number / units.down, t.row = number % units.down * P::ROWS;
+    t.ends = unit == blocks.count;
+    unit -= count, left -= count;
     t.first = blocks.first + unit, t.end = t.first + count;
-    t.begins = unit == 0, t.ends = unit + count == blocks.count;
-    unit += count, left -= count;
+    t.begins = unit == 0;
     return true;
   }
 
   /* The block of the line in which the tile of the stretch that was taken last begins. */
   __device__ __forceinline__ int first_sharer() const {
-    return units.block_of(units.share(units.block() + 1) - left - unit);
+    return units.block_of(units.share(units.block()) + left - unit);
   }
 
  private:
   __device__ __forceinline__ Walk(const Units<P> &units, int first, int end)
-      : Walk(units, end - first, end > first ? units.find(first) : typename Units<P>::Place{0, 0}) {}
+      : Walk(units, end - first, end > first ? units.find(end - 1) : typename Units<P>::Place{0, 0}) {}
 
   __device__ __forceinline__ Walk(const Units<P> &units, int left, typename Units<P>::Place place)
       : units(units), left(left), b(place.b), sequence(units.call.sequence(b)), blocks(sequence) {
-    tile = place.at / blocks.count, unit = place.at % blocks.count;
+    tile = place.at / blocks.count, unit = place.at % blocks.count + 1;
   }
 };
 

@@ -12,11 +12,16 @@ _IN_FLIGHT = 64 * 1024  # bytes on their way to an SM that keep the memory busy
 _MOST_STAGES = 24
 
 
+def threads(plan: Plan) -> int:
+    """Return the threads of a block: of the warps that compute, and of the one that loads, or where registers are dealt
+    out anew of its group."""
+    return 32 * (plan.warps + (4 if plan.warps == 8 else 1))
+
+
 def plans(d: int, d_v: int) -> tuple[Plan, ...]:
     """Return the plans for heads of *d* channels of q and k, and *d_v* of v: by rows, the fewest first.
 
-    More rows take the last, several times, which reads the keys as often. Four warps and the one that loads have all
-    registers that there can be, and eight two thirds of that.
+    More rows take the last, several times, which reads the keys as often.
     """
     kept = d + 2 * d_v  # four times the registers that a row's q and o take of a thread
     each = (16, 32, 64) if kept <= 640 else (16,)
@@ -30,6 +35,7 @@ def _fit(plan: Plan, d: int, d_v: int) -> Plan:
     compute, have the stages that there is room for.
     """
     if plan.rows == 16:
-        return plan._replace(stages=max(plan.chunks, _IN_FLIGHT // chunk(d, d_v)))
+        units = max(2, _IN_FLIGHT // (plan.chunks * chunk(d, d_v)))
+        return plan._replace(stages=units * plan.chunks)
     room = plan.filled(d, d_v, _SHARED, BARRIERS)
     return room._replace(stages=min(_MOST_STAGES, room.stages))

@@ -9,7 +9,7 @@ from tlhub.build.program import Branch, CudaProgram, Launch, Parameter, TensorMa
 from tlhub.specs import Config, Problem
 from tlhub_attention.cuda import code, decode_code
 from tlhub_attention.cuda.decode_plan import CHUNK, Plan
-from tlhub_attention.hopper.decode_plan import BARRIERS
+from tlhub_attention.hopper.decode_plan import BARRIERS, threads
 
 _WIDTH = 64  # channels of a row in shared memory
 
@@ -37,7 +37,7 @@ def _branch(problem: Problem, plan: Plan, channels: tuple[int, int], last: bool)
     launch = Launch(
         kernel=f"decode_{plan.rows}",
         grid=(plan.grid, 1, 1),
-        block=(32 * (plan.warps + 1), 1, 1),
+        block=(threads(plan), 1, 1),
         parameters=(*maps, Parameter("void *", "WORKSPACE"), *decode_code.parameters(problem)),
         shared=plan.shared(*channels, BARRIERS),
         programmatic=True,
