@@ -16,6 +16,7 @@ from tlhub_attention.hopper.backward import HOPPER_BWD
 from tlhub_attention.hopper.decode import HOPPER_DECODE
 from tlhub_attention.hopper.forward import HOPPER
 from tlhub_attention.mma.decode import MMA_DECODE
+from tlhub_attention.mma.forward import MMA, MMA_VARLEN
 
 TLHUB_API = 1
 
@@ -36,5 +37,7 @@ def tlhub_schedules() -> Iterable[Schedule]:
         HOPPER,
         HOPPER_BWD,
         HOPPER_DECODE,
+        MMA,
+        MMA_VARLEN,
         MMA_DECODE,
     ]

@@ -4,6 +4,7 @@
  * A chunk is 16 bytes, eight elements: what is copied, and a row of a matrix of 8 x 8 that ldmatrix loads.
  */
 
+#include <climits>
 #include <type_traits>
 
 namespace warp_mma {
@@ -42,21 +43,30 @@ template <int WIDTH_> struct SharedTile {
     return row * PITCH + (chunk ^ (unsigned(row) / (8 / SPAN) & (SPAN - 1))) * 16;
   }
 
-  /* Start to copy ROWS rows by THREADS threads, of which this is number `thread`: rows below `rows`, of CHANNELS
-   * elements, a multiple of 8, that are `stride` elements apart; everything else is filled with zeros. */
+  /* Start to copy ROWS rows by THREADS threads, of which this is number `thread`: rows of CHANNELS elements, a multiple
+   * of 8, that are `stride` elements apart. Rows from `rows` on, and the rest of each row, are filled with zeros:
+   * INT_MAX where there are all. */
   template <int ROWS, int CHANNELS, int THREADS, class E>
   static __device__ __forceinline__ void copy(uint32_t to, const E *from, long long stride, int rows, int thread) {
     static_assert(sizeof(E) == 2 && CHANNELS % 8 == 0 && CHANNELS <= WIDTH, "elements of two bytes, in whole chunks");
-    auto copy_one = [&](int row, int chunk) {
-      bool valid = row < rows && chunk < CHANNELS / 8;
-      copy_async(to + place(row, chunk), valid ? from + row * stride + chunk * 8 : from, valid);
-    };
-    if constexpr (THREADS % CHUNKS == 0 && ROWS % (THREADS / CHUNKS) == 0) { /* each has one column */
+    constexpr bool COLUMNS = THREADS % CHUNKS == 0; /* each thread has one */
+    constexpr int STEP = THREADS / CHUNKS;          /* rows */
+    if constexpr (COLUMNS && ROWS % STEP == 0) {
+      int first = thread / CHUNKS, chunk = thread % CHUNKS;
+      bool filled = CHANNELS == WIDTH || chunk < CHANNELS / 8;
+      const E *at = from + first * stride + chunk * 8;
 #pragma unroll
-      for (int row = 0; row < ROWS; row += THREADS / CHUNKS) copy_one(row + thread / CHUNKS, thread % CHUNKS);
+      for (int row = 0; row < ROWS; row += STEP, at += STEP * stride) {
+        bool valid = filled && first + row < rows;
+        copy_async(to + place(first + row, chunk), valid ? at : from, valid);
+      }
     } else {
 #pragma unroll 4
-      for (int i = thread; i < ROWS * CHUNKS; i += THREADS) copy_one(i / CHUNKS, i % CHUNKS);
+      for (int i = thread; i < ROWS * CHUNKS; i += THREADS) {
+        int row = i / CHUNKS, chunk = i % CHUNKS;
+        bool valid = row < rows && chunk < CHANNELS / 8;
+        copy_async(to + place(row, chunk), valid ? from + row * stride + chunk * 8 : from, valid);
+      }
     }
   }
 };
