@@ -296,23 +296,18 @@ template <class P> __device__ __forceinline__ void stage_chunk(uint32_t to, cons
   }
 }
 
-/* Write a staged chunk to o in pieces, of 16 bytes where o has room for them side by side, else an element each. */
-template <class P>
+/* Write a staged chunk to o piece by piece: an element, or 16 bytes where o has room for them side by side. */
+template <class P, class PIECE>
 __device__ __forceinline__ void write_chunk(
-    uint32_t from, const Call &call, const Tile &t, int query, int channel, int lane, bool wide) {
-  constexpr int WIDTH = P::CHUNK * int(sizeof(O)), SWIZZLE = WIDTH - 16;
-  int piece = wide ? 16 : int(sizeof(O));
+    uint32_t from, const Call &call, const Tile &t, int query, int channel, int lane) {
+  constexpr int WIDTH = P::CHUNK * int(sizeof(O)), SWIZZLE = WIDTH - 16, SOME = sizeof(PIECE) / sizeof(O);
 #pragma unroll 1
-  for (int at = lane * piece; at < 16 * WIDTH; at += 32 * piece) {
-    int row = query + at / WIDTH, column = channel + at % WIDTH / int(sizeof(O));
+  for (int i = lane * SOME; i < 16 * P::CHUNK; i += 32 * SOME) {
+    int row = query + i / P::CHUNK, column = channel + i % P::CHUNK, at = i * int(sizeof(O));
     if (row < call.queries && column < D_V) {
-      O *to = call.o + call.of_o.at(t.batch, row, t.head) + column * call.of_o.channel;
-      void *staged = __cvta_shared_to_generic(from + (at ^ (at >> 3 & SWIZZLE)));
-      if (wide) {
-        *reinterpret_cast<uint4 *>(to) = *static_cast<const uint4 *>(staged);
-      } else {
-        *to = *static_cast<const O *>(staged);
-      }
+      O *to = call.o + (call.of_o.at(t.batch, row, t.head) + column * call.of_o.channel);
+      *reinterpret_cast<PIECE *>(to) =
+          *reinterpret_cast<const PIECE *>(__cvta_shared_to_generic(from + (at ^ (at >> 3 & SWIZZLE))));
     }
   }
 }
@@ -355,9 +350,12 @@ __device__ __forceinline__ bool finish(
     }
     __syncwarp();
     stage_chunk<P>(chunk, &sum[channel / 2], lane);
-    if (direct || cut) {
+    if (direct) {
       __syncwarp();
-      write_chunk<P>(chunk, call, t, query, channel, lane, cut && !direct);
+      write_chunk<P, O>(chunk, call, t, query, channel, lane);
+    } else if (cut) {
+      __syncwarp();
+      write_chunk<P, uint4>(chunk, call, t, query, channel, lane);
     } else {
       fence_copies();
       __syncwarp();
@@ -447,9 +445,9 @@ __device__ __forceinline__ void consume(
 #pragma unroll
       for (int j = 0; j < P::BN / 2; ++j) s[j] = logits.of(s[j]);
     }
-    int begin = block * P::BN, column = begin + lane % 4 * 2; /* the first of this thread's */
+    int begin = block * P::BN;
     if constexpr (ALIBI) {
-      int apart = tiles.of(t).place(query + lane / 4) - column;
+      int apart = tiles.of(t).place(query + lane / 4) - begin - lane % 4 * 2;
       bias(s, slope, {apart, apart + 8});
     }
     if (begin < whole_begin || begin + P::BN > whole_end) {
@@ -458,7 +456,7 @@ __device__ __forceinline__ void consume(
 #pragma unroll
       for (int row = 0; row < 2; ++row) {
         Keys seen = one.seen(query + lane / 4 + 8 * row);
-        low[row] = seen.begin - column, high[row] = seen.end - column;
+        low[row] = seen.begin - begin - lane % 4 * 2, high[row] = seen.end - begin - lane % 4 * 2;
       }
       hide(s, low, high);
     }
