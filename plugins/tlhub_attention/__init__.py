@@ -16,6 +16,8 @@ from tlhub_attention.hopper.backward import HOPPER_BWD
 from tlhub_attention.hopper.decode import HOPPER_DECODE
 from tlhub_attention.hopper.forward import HOPPER
 from tlhub_attention.hopper.varlen import HOPPER_VARLEN
+from tlhub_attention.mma.decode import MMA_DECODE
+from tlhub_attention.mma.forward import MMA, MMA_VARLEN
 
 TLHUB_API = 1
 
@@ -37,4 +39,7 @@ def tlhub_schedules() -> Iterable[Schedule]:
         HOPPER_BWD,
         HOPPER_DECODE,
         HOPPER_VARLEN,
+        MMA,
+        MMA_VARLEN,
+        MMA_DECODE,
     ]
