@@ -1,9 +1,9 @@
 /* Tiles of sequences that lie end to end, for forward_hopper.cuh: blocks draw them, those that see most keys first.
  *
- * Where sequences begin is known on the device alone. A kernel of one block orders them by the keys that a tile of theirs
- * sees, and counts the tiles up to each; queries of no sequence are sequences without keys. In the kernel that follows a
- * warp of each block draws numbers of tiles, and hands the tiles to the producer and the consumers through slots in
- * shared memory.
+ * Where sequences begin is known on the device alone. A kernel of one block orders them by the keys that a tile of
+ * theirs sees, and counts the tiles up to each; queries of no sequence are sequences without keys. In the kernel that
+ * follows a warp of each block draws numbers of tiles, and hands the tiles to the producer and the consumers through
+ * slots in shared memory.
  */
 
 namespace hopper {
@@ -125,8 +125,9 @@ template <class P> struct Linked {
 constexpr int SLOTS = 3, SLOT_BYTES = 48; /* of shared memory, after Plan's: a tile and two barriers */
 constexpr int BESIDE = SLOTS * SLOT_BYTES;
 
-/* A block's tiles, as its warp that draws them hands them on: a tile stays in its slot until consumers are done with it. */
-template <class P, bool ALONE = false> struct Drawn { /* ALONE: it is asked by the producer's first thread, not by warps */
+/* A block's tiles, as its warp that draws them hands them on: a tile stays in its slot until consumers are done with it.
+ * ALONE: the producer's first thread asks, not a warp. */
+template <class P, bool ALONE = false> struct Drawn {
   Order order;
   uint32_t base;
   Ring<SLOTS> slots = {};
