@@ -58,7 +58,8 @@ template <int QUERIES_, int KEYS_, int WARPS_> struct Plan {
 /* A tile: its head, its first query, and the blocks of keys that it sees, from `first` up to `end`: one at least. Of
  * sequences end to end `span` is the tile's, in which queries and keys are counted. */
 struct Tile {
-  int batch, head, kv_head, query, first, end;
+  int batch, head, query, first, end;
+  const T *k, *v; /* the head's */
   Span span;
 
   /* The call that the tile is of. */
@@ -68,8 +69,8 @@ struct Tile {
   }
 };
 
-/* The tile number `at`. Heads go in sections of about SECTION tiles, so that their keys and values stay in the L2 cache.
- * Under a causal mask a section has the longest tiles of all its heads first. */
+/* The tile number `at`. Heads go in sections of about SECTION tiles, so that their keys and values stay in the L2
+ * cache. Under a causal mask a section has the longest tiles of all its heads first. */
 template <class P> __device__ __forceinline__ Tile tile(const Call &call, int at) {
   constexpr int SECTION = 512;
   int down = P::tiles(call.queries), section = (SECTION + down - 1) / down;
@@ -79,7 +80,8 @@ template <class P> __device__ __forceinline__ Tile tile(const Call &call, int at
   int row = call.causal() ? down - 1 - at / heads : at % down;
   Tile t;
   t.batch = head / call.heads, t.head = head % call.heads;
-  t.kv_head = t.head / (call.heads / call.kv_heads);
+  int kv_head = t.head / (call.heads / call.kv_heads);
+  t.k = call.k + call.of_k.at(t.batch, 0, kv_head), t.v = call.v + call.of_v.at(t.batch, 0, kv_head);
   t.query = row * P::QUERIES;
   int last = min(t.query + P::QUERIES, call.queries) - 1;
   t.first = call.seen(t.query).begin / P::KEYS;
@@ -100,7 +102,7 @@ template <class P> __device__ __forceinline__ bool find(Tile &t, const Call &cal
   }
   Span span = call.span(sequence);
   at -= slot(sequence) * call.heads;
-  if (at >= P::tiles(span.queries) * call.heads) return false;
+  if (at < 0 || at >= P::tiles(span.queries) * call.heads) return false; /* below 0 where starts decrease */
   t = tile<P>(call.of(span), at), t.span = span;
   return true;
 }
@@ -121,9 +123,9 @@ __device__ __forceinline__ void turn(uint32_t (&r)[4], int lane) {
 
 /* -- a warp ---------------------------------------------------------------------------------------- */
 
-/* A warp's rows of a tile. CAPPED: logits are finished before their maximum is taken; else scale is
- * above 0, and is part of the exponent. */
-template <class P, bool CAPPED> struct Rows {
+/* A warp's rows of a tile. FINISHED: logits are finished before their maximum is taken; else scale is above 0, and is
+ * part of the exponent. */
+template <class P, bool FINISHED> struct Rows {
   const Call &call;
   const Tile &t; /* in shared memory */
   Logits logits;
@@ -137,14 +139,14 @@ template <class P, bool CAPPED> struct Rows {
       : call(call), t(t), logits(call), slope(call.slope(t.head)), queries(queries) {}
 
   /* The first row. */
-  __device__ __forceinline__ int query() const { return t.query + afresh(int(threadIdx.x)) / 32 * P::ROWS; }
+  __device__ __forceinline__ int query() const { return t.query + afresh(threadIdx.x) / 32 * P::ROWS; }
 
   /* The blocks of keys that one of the rows sees. */
   __device__ __forceinline__ Keys blocks() const {
     Call mine = t.of(call);
     int first = query(), last = min(first + P::ROWS, mine.queries) - 1;
     if (first > last) return {t.end, t.end};
-    return {mine.seen(first).begin / P::KEYS, (mine.seen(last).end + P::KEYS - 1) / P::KEYS};
+    return {mine.seen(first).begin / P::KEYS, max(t.first, (mine.seen(last).end + P::KEYS - 1) / P::KEYS)};
   }
 
   /* Whether each of the rows sees all keys of a block. */
@@ -154,22 +156,28 @@ template <class P, bool CAPPED> struct Rows {
     return block * P::KEYS >= mine.seen(last).begin && (block + 1) * P::KEYS <= mine.seen(first).end;
   }
 
-  __device__ __forceinline__ float factor() const { return CAPPED ? 1.f : logits.factor; }
+  __device__ __forceinline__ float factor() const { return FINISHED ? 1.f : logits.factor; }
+
+  /* The address of what this lane loads of the queries. */
+  __device__ __forceinline__ uint32_t row() const {
+    unsigned thread = afresh(threadIdx.x);
+    return queries + P::Q::place(thread / 32 * P::ROWS + thread % 16, thread / 16 % 2);
+  }
 
   /* Load 16 channels of the queries as operands. */
-  __device__ __forceinline__ void load_queries(uint32_t (&a)[P::SLABS][4], int step, int thread) const {
-    uint32_t rows = queries + thread / 32 * P::Q::template BYTES<P::ROWS>;
+  __device__ __forceinline__ void load_queries(uint32_t (&a)[P::SLABS][4], uint32_t row, int step) const {
 #pragma unroll
     for (int slab = 0; slab < P::SLABS; ++slab) {
-      load_matrices(a[slab], rows + P::Q::place(slab * 16 + thread % 16, step * 2 + thread / 16 % 2));
+      load_matrices(a[slab], P::Q::along(row, 2 * step) + slab * 16 * P::Q::PITCH);
     }
   }
 
   /* Keep the queries in registers, where there is room. */
   __device__ __forceinline__ void hold() {
     if constexpr (P::HELD) {
+      uint32_t mine = row();
 #pragma unroll
-      for (int step = 0; step < P::STEPS; ++step) load_queries(held[step], step, threadIdx.x);
+      for (int step = 0; step < P::STEPS; ++step) load_queries(held[step], mine, step);
     }
   }
 
@@ -178,26 +186,22 @@ template <class P, bool CAPPED> struct Rows {
     float s[P::SLABS][P::KEYS / 2] = {};
     multiply_keys(s, keys);
     finish_logits(s, block);
-#pragma unroll
-    for (int slab = 0; slab < P::SLABS; ++slab) {
-      if (!softmax[slab].weigh(s[slab], factor())) continue;
-#pragma unroll
-      for (int j = 0; j < P::CHANNELS / 2; ++j) sum[slab][j] *= softmax[slab].correction[row_of(j)];
-    }
+    weigh(s);
     add_values(s, values);
   }
 
   __device__ __forceinline__ void multiply_keys(float (&s)[P::SLABS][P::KEYS / 2], uint32_t keys) const {
-    int thread = afresh(int(threadIdx.x)), lane = thread % 32;
+    unsigned lane = afresh(threadIdx.x) % 32;
+    uint32_t query = P::HELD ? 0 : row(), key = keys + P::Q::place(lane / 16 * 8 + lane % 8, lane / 8 % 2);
 #pragma unroll
     for (int step = 0; step < P::STEPS; ++step) {
       uint32_t loaded[P::SLABS][4];
-      if constexpr (!P::HELD) load_queries(loaded, step, thread);
+      if constexpr (!P::HELD) load_queries(loaded, query, step);
       const auto &a = P::HELD ? held[P::HELD ? step : 0] : loaded;
 #pragma unroll
       for (int n = 0; n < P::KEYS / 16; ++n) {
         uint32_t b[4];
-        load_matrices(b, keys + P::Q::place(n * 16 + lane / 16 * 8 + lane % 8, step * 2 + lane / 8 % 2));
+        load_matrices(b, P::Q::along(key, 2 * step) + n * 16 * P::Q::PITCH);
 #pragma unroll
         for (int slab = 0; slab < P::SLABS; ++slab) {
           multiply<T>(&s[slab][8 * n], a[slab], b[0], b[1]);
@@ -211,10 +215,10 @@ template <class P, bool CAPPED> struct Rows {
   __device__ __forceinline__ void finish_logits(float (&s)[P::SLABS][P::KEYS / 2], int block) const {
     Call mine = t.of(call);
     bool cut = !sees_whole(block);
-    int begin = block * P::KEYS, lane = afresh(int(threadIdx.x)) % 32, query = this->query();
+    int begin = block * P::KEYS, lane = afresh(threadIdx.x) % 32, query = this->query();
 #pragma unroll
     for (int slab = 0; slab < P::SLABS; ++slab) {
-      if constexpr (CAPPED) {
+      if constexpr (FINISHED) {
         int apart = mine.place(query) - begin + slab * 16 + lane / 4 - lane % 4 * 2;
 #pragma unroll
         for (int j = 0; j < P::KEYS / 2; ++j) {
@@ -233,8 +237,27 @@ template <class P, bool CAPPED> struct Rows {
     }
   }
 
+  /* Make weights of logits, those of all slabs side by side, and correct the sums where peaks move. */
+  __device__ __forceinline__ void weigh(float (&s)[P::SLABS][P::KEYS / 2]) {
+    float most[P::SLABS][2];
+    bool moved = false;
+#pragma unroll
+    for (int slab = 0; slab < P::SLABS; ++slab) moved |= softmax[slab].exceeds(s[slab], factor(), most[slab]);
+    if (__any_sync(0xffffffff, moved)) {
+#pragma unroll
+      for (int slab = 0; slab < P::SLABS; ++slab) {
+        softmax[slab].move(most[slab], factor());
+#pragma unroll
+        for (int j = 0; j < P::CHANNELS / 2; ++j) sum[slab][j] *= softmax[slab].correction[row_of(j)];
+      }
+    }
+#pragma unroll
+    for (int slab = 0; slab < P::SLABS; ++slab) softmax[slab].make_weights(s[slab], factor());
+  }
+
   __device__ __forceinline__ void add_values(const float (&s)[P::SLABS][P::KEYS / 2], uint32_t values) {
-    int lane = afresh(int(threadIdx.x)) % 32;
+    unsigned lane = afresh(threadIdx.x) % 32;
+    uint32_t value = values + P::V::place(lane % 16, lane / 16);
 #pragma unroll
     for (int step = 0; step < P::KEYS / 16; ++step) {
       uint32_t weights[P::SLABS][4];
@@ -248,7 +271,7 @@ template <class P, bool CAPPED> struct Rows {
 #pragma unroll
       for (int n = 0; n < P::CHANNELS / 16; ++n) {
         uint32_t b[4];
-        load_matrices<true>(b, values + P::V::place(step * 16 + lane % 16, n * 2 + lane / 16));
+        load_matrices<true>(b, P::V::along(value, 2 * n) + step * 16 * P::V::PITCH);
 #pragma unroll
         for (int slab = 0; slab < P::SLABS; ++slab) {
           multiply<T>(&sum[slab][8 * n], weights[slab], b[0], b[1]);
@@ -333,7 +356,7 @@ template <class P, bool CAPPED> struct Rows {
 
 /* A tile, by a block of threads. `whole`: o can be stored 16 bytes at a time. Twice the positions, and the tiles, are
  * ints. */
-template <class P, bool CAPPED> __device__ __forceinline__ void attend(const Call &call, bool whole) {
+template <class P, bool FINISHED> __device__ __forceinline__ void attend(const Call &call, bool whole) {
   extern __shared__ __align__(128) uint8_t memory[];
   __shared__ Tile t; /* where it takes no registers */
   uint32_t queries = shared_address(memory), ring = queries + P::Q_BYTES;
@@ -348,13 +371,11 @@ template <class P, bool CAPPED> __device__ __forceinline__ void attend(const Cal
   }
   auto stage = [&](int block) { return ring + block % 2 * P::STAGE; };
   auto load = [&](int block, int keys) { /* of which there are so many */
-    Call mine = t.of(call);
-    int thread = afresh(int(threadIdx.x)), begin = block * P::KEYS;
-    index_t k_step = afresh(mine.of_k.position), v_step = afresh(mine.of_v.position);
-    P::Q::template copy<P::KEYS, D, P::THREADS>(
-        stage(block), mine.k + mine.of_k.at(t.batch, begin, t.kv_head), k_step, keys, thread);
-    P::V::template copy<P::KEYS, D_V, P::THREADS>(
-        stage(block) + P::K_BYTES, mine.v + mine.of_v.at(t.batch, begin, t.kv_head), v_step, keys, thread);
+    unsigned thread = afresh(threadIdx.x);
+    index_t k_step = afresh(call.of_k.position), v_step = afresh(call.of_v.position), begin = block * P::KEYS;
+    uint32_t to = stage(block);
+    P::Q::template copy<P::KEYS, D, P::THREADS>(to, t.k + begin * k_step, k_step, keys, thread);
+    P::V::template copy<P::KEYS, D_V, P::THREADS>(to + P::K_BYTES, t.v + begin * v_step, v_step, keys, thread);
     commit_copies();
   };
   Call mine = t.of(call);
@@ -363,7 +384,7 @@ template <class P, bool CAPPED> __device__ __forceinline__ void attend(const Cal
       threadIdx.x);
   load(t.end - 1, mine.keys - (t.end - 1) * P::KEYS);
 
-  Rows<P, CAPPED> rows(call, t, queries);
+  Rows<P, FINISHED> rows(call, t, queries);
   wait_copies<0>();
   __syncthreads();
   rows.hold();
@@ -373,11 +394,10 @@ template <class P, bool CAPPED> __device__ __forceinline__ void attend(const Cal
     __syncthreads(); /* this block has arrived for all, and all have left the stage that is filled next */
     if (block > t.first) load(block - 1, INT_MAX);
   };
-  Keys seen = rows.blocks();
 #pragma unroll 1
-  for (; block >= seen.end; --block) step();
+  for (; block >= rows.blocks().end; --block) step();
 #pragma unroll 1
-  for (; block >= seen.begin; --block) {
+  for (; block >= rows.blocks().begin; --block) {
     step();
     rows.take(block, stage(block), stage(block) + P::K_BYTES);
   }
@@ -390,9 +410,9 @@ template <class P, bool CAPPED> __device__ __forceinline__ void attend(const Cal
 
 /* SHARED: the bytes of shared memory that a launch has; BLOCKS: what an SM is to have at once; then the arguments of
  * Plan. */
-#define FORWARD_MMA(NAME, SHARED, BLOCKS, CAPPED, ...)                                                         \
+#define FORWARD_MMA(NAME, SHARED, BLOCKS, FINISHED, ...)                                                       \
   static_assert(forward::Plan<__VA_ARGS__>::BYTES == SHARED, "Plan.shared has another layout");                \
   extern "C" __global__ void __launch_bounds__(forward::Plan<__VA_ARGS__>::THREADS, BLOCKS)                    \
       NAME(int whole, CALL_PARAMETERS) {                                                                       \
-    forward::attend<forward::Plan<__VA_ARGS__>, CAPPED>(CALL, whole);                                          \
+    forward::attend<forward::Plan<__VA_ARGS__>, FINISHED>(CALL, whole);                                        \
   }

@@ -18,9 +18,18 @@ struct Softmax {
   /* Make weights of logits. If it returns true, sums so far are to be multiplied by `correction`: a warp's peaks move
    * when a maximum is above one by so much that weights are large, up to 2**SLACK. */
   template <int N> __device__ __forceinline__ bool weigh(float (&s)[N], float factor) {
-    constexpr float SLACK = 8;
     float most[2];
-    bool moved = false;
+    bool moved = __any_sync(0xffffffff, exceeds(s, factor, most));
+    if (moved) move(most, factor);
+    make_weights(s, factor);
+    return moved;
+  }
+
+  /* The steps of that: the largest of this thread's rows, and whether one is so far above a peak; to make them peaks;
+   * and weights by the peaks that there are. */
+  template <int N> __device__ __forceinline__ bool exceeds(const float (&s)[N], float factor, float (&most)[2]) const {
+    constexpr float SLACK = 8;
+    bool far = false;
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
       most[row] = peak[row];
@@ -30,25 +39,26 @@ struct Softmax {
       }
       most[row] = fmaxf(most[row], __shfl_xor_sync(0xffffffff, most[row], 1));
       most[row] = fmaxf(most[row], __shfl_xor_sync(0xffffffff, most[row], 2));
-      moved |= !((most[row] - peak[row]) * factor <= SLACK);
+      far |= !((most[row] - peak[row]) * factor <= SLACK);
     }
-    moved = __any_sync(0xffffffff, moved);
-    if (moved) {
+    return far;
+  }
+  __device__ __forceinline__ void move(const float (&most)[2], float factor) {
 #pragma unroll
-      for (int row = 0; row < 2; ++row) {
-        float before = peak[row] * factor;
-        peak[row] = most[row];
-        correction[row] = exp2_fast(before - base(row, factor));
-        total[row] *= correction[row];
-      }
+    for (int row = 0; row < 2; ++row) {
+      float before = peak[row] * factor;
+      peak[row] = most[row];
+      correction[row] = exp2_fast(before - base(row, factor));
+      total[row] *= correction[row];
     }
+  }
+  template <int N> __device__ __forceinline__ void make_weights(float (&s)[N], float factor) {
     float subtract[2] = {base(0, factor), base(1, factor)};
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       s[i] = exp2_fast(fmaf(s[i], factor, -subtract[row_of(i)]));
       total[row_of(i)] += s[i];
     }
-    return moved;
   }
 };
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tlhub.specs import Config, DeviceFacts, Problem, Schedule
-from tlhub_attention.mma.forward_plan import plan
+from tlhub_attention.mma.forward_plan import Room, plan
 
 _LEAST = 80  # compute capability
 _IN = ("float16", "bfloat16")
@@ -34,7 +34,7 @@ def supports(problem: Problem, facts: DeviceFacts) -> str | None:
 def configs(problem: Problem, facts: DeviceFacts) -> Sequence[Config]:
     """Return the one config: ``plan``, as ``Plan`` writes it, by the channels and the device's shared memory."""
     d, d_v = (int(problem.dim[name]) for name in ("D", "D_v"))
-    return ({"plan": str(plan(d, d_v, facts.shared_memory))},)
+    return ({"plan": str(plan(d, d_v, Room.of(facts.arch, facts.shared_memory)))},)
 
 
 def _schedule(kernel: str, symbolic: tuple[str, ...], doc: str) -> Schedule:

@@ -14,8 +14,22 @@ _STAGES = 2  # of the ring of blocks of keys
 _KEPT = 1024  # bytes of shared memory that the system has of each block
 _REGISTERS = 65536  # of an SM
 _MOST_REGISTERS = 255  # of a thread
-_BESIDE = 52  # registers of a thread besides logits and sums
+_BESIDE = 60  # registers of a thread besides logits and sums
+_FINISHING = 12  # and more, where logits are finished before their maximum is taken
 _TEXT = re.compile(r"(\d+)x(\d+)x(\d+)x(\d+)")
+
+
+class Room(NamedTuple):
+    """Bytes of shared memory that a ``block`` may have, and those of all blocks of an ``sm``."""
+
+    block: int
+    sm: int
+
+    @classmethod
+    def of(cls, arch: str, block: int) -> Room:
+        """Return that of an arch, where a block may have so much: an SM has hardly more. Code for every device is for
+        the least that a block may have, and for an SM like that of compute capability 8.0."""
+        return cls(block, 164 * 1024 if arch.startswith("cuda:compute_") else block + _KEPT)
 
 
 class Plan(NamedTuple):
@@ -55,30 +69,30 @@ class Plan(NamedTuple):
         """Return how many registers of a thread have logits and sums."""
         return self.queries // self.warps // 16 * (self.keys + round_up(d_v, 16)) // 2
 
-    def fits(self, d: int, d_v: int, shared_memory: int) -> bool:
-        """Return whether an SM holds its blocks, where one block may have *shared_memory* bytes."""
-        most = min(_REGISTERS // (self.blocks * self.threads), _MOST_REGISTERS)
+    def finished(self, d_v: int) -> Plan:
+        """Return the plan where logits are finished before their maximum is taken."""
+        room = self.registers(d_v) + _BESIDE + _FINISHING <= _MOST_REGISTERS
+        return self if room else self._replace(keys=self.keys - 16)
+
+    def fits(self, d: int, d_v: int, room: Room) -> bool:
+        """Return whether an SM holds its blocks."""
+        shared, most = self.shared(d, d_v), min(_REGISTERS // (self.blocks * self.threads), _MOST_REGISTERS)
         return (
-            self.blocks * (self.shared(d, d_v) + _KEPT) <= shared_memory + _KEPT
-            and self.registers(d_v) + _BESIDE <= most
+            shared <= room.block and self.blocks * (shared + _KEPT) <= room.sm and self.registers(d_v) + _BESIDE <= most
         )
 
 
 _PLANS = (
-    Plan(128, 64, 4, 2),
-    Plan(128, 32, 4, 2),
-    Plan(128, 64, 8, 1),
-    Plan(128, 48, 8, 1),
-    Plan(128, 32, 8, 1),
+    *(Plan(128, keys, 4, 2) for keys in (64, 48, 32)),
+    *(Plan(128, keys, 8, 1) for keys in (64, 48, 32)),
     Plan(64, 32, 4, 1),
 )
-"""From the fastest on; the last fits every device of compute capability 8.0 and later."""
+"""From the fastest on; the last fits every device of compute capability 8.0 and newer."""
 
 
-def plan(d: int, d_v: int, shared_memory: int) -> Plan:
-    """Return the plan for heads of *d* channels of q and k, and *d_v* of v, where a block may have *shared_memory*
-    bytes."""
-    return next((plan for plan in _PLANS if plan.fits(d, d_v, shared_memory)), _PLANS[-1])
+def plan(d: int, d_v: int, room: Room) -> Plan:
+    """Return the plan for heads of *d* channels of q and k, and *d_v* of v."""
+    return next(plan for plan in _PLANS if plan.fits(d, d_v, room))
 
 
 def round_up(x: int, to: int) -> int:

@@ -20,7 +20,7 @@ def program(problem: Problem, config: Config, arch: str) -> CudaProgram:
     """Return the program of the plan in *config*; arrays that are not aligned are computed row by row."""
     plan = Plan.parse(str(config["plan"]))
     text = code.source(problem, "rows.cuh", tensor_cores.FILE, warp_mma.FILE, "softmax.cuh", "forward_mma.cuh")
-    kernels = [_Kernel(problem, plan, True)]
+    kernels = [_Kernel(problem, plan.finished(int(problem.dim["D_v"])), True)]
     if not problem.option["alibi"]:
         kernels.insert(0, _Kernel(problem, plan, False))
     source = "\n".join([text, *(kernel.instance() for kernel in kernels), ""])
