@@ -324,7 +324,7 @@ __device__ __forceinline__ bool finish(
 }
 
 /* Compute a consumer's rows that hold a NaN again, without the keys that they do not see. */
-template <class P> __device__ __forceinline__ void mend(const Call &call, int group) {
+template <class P, class C> __device__ __forceinline__ void mend(const C &call, int group) {
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
   if (lane == 0) store_wait_whole();
   __syncwarp();
