@@ -2,8 +2,8 @@
  * products of 32 channels or keys at a time.
  *
  * Those take tiles in shared memory along K alone. That is how keys lie for the logits, and values do not for the sum, so
- * a kernel ahead writes V across to scratch memory, channel by channel. There it orders the keys as a thread has their
- * weights, and so these are an operand as they are (`Across`).
+ * a kernel ahead writes V across to scratch memory, channel by channel. It orders the keys there as a thread has their
+ * weights, and so these are an operand as they are.
  *
  * Weights are e4m3, whose numbers from 2**-6 to 448 have four bits: they are computed 2**RAISE times as large, which
  * leaves room for peaks that move by SLACK. Their sum is of what they are before they are rounded.
@@ -29,24 +29,31 @@ template <int GROUPS_, int BN_, int TILES_, int BUFFERS_> struct Plan { /* as fo
 
   static constexpr int ROW = D <= 64 ? 64 : 128, BOXES = (D + ROW - 1) / ROW, STEPS = (D + 31) / 32; /* of q and k */
   static constexpr int CHANNELS = round_up(D_V, 32);                                                 /* of v and o */
-  static constexpr int V_ROW = BN % 128 == 0 ? 128 : 64; /* keys of a box of v */
   static constexpr int CHUNK = sizeof(O) == 4 || CHANNELS % 64 != 0 ? 32 : 64;
 
-  static constexpr int Q_BOX = BM * ROW, K_BOX = BN * ROW, V_BOX = CHANNELS * V_ROW; /* bytes */
+  static constexpr int Q_BOX = BM * ROW, K_BOX = BN * ROW; /* bytes */
   static constexpr int Q_BYTES = BOXES * Q_BOX, K_BYTES = BOXES * K_BOX, V_BYTES = CHANNELS * BN;
   static constexpr int CHUNK_BYTES = 16 * CHUNK * int(sizeof(O));
   static constexpr int AT_K = TILES * Q_BYTES, AT_V = AT_K + STAGES * K_BYTES, AT_STAGING = AT_V + STAGES * V_BYTES;
   static constexpr int AT_BARRIERS = AT_STAGING + 4 * GROUPS * BUFFERS * CHUNK_BYTES;
   static constexpr int BYTES = AT_BARRIERS + 8 * (2 * TILES + 4 * STAGES);
 
-  static_assert(BN % 64 == 0 && BN <= 256, "boxes of v are of 64 or 128 keys, and one of k of at most 256");
+  static_assert(BN % 32 == 0 && BN <= 256, "a product is of 32 keys at a time, and a box of at most 256");
 };
 
 /* -- V across ------------------------------------------------------------------------------------ */
 
-/* A thread has the weights of keys 8 j + 2 t and the one after, t being lane % 4, and is to give four side by side: those
- * of j = 0 and 1 for places 4 t to 4 t + 3, so that 16 keys keep their places as 16. */
-constexpr int ACROSS = 128; /* keys of a tile */
+/* Scratch memory has V as stages of the ring are to hold it, so that a block of keys is one copy: of each 32 keys, for a
+ * step of a product, the channels one after the other, swizzled by the 32 bytes that a channel has.
+ *
+ * A thread has the weights of keys 8 j + 2 t and the one after, t being lane % 4, and is to give four side by side: those
+ * of j = 0 and 1 for places 4 t to 4 t + 3. So it is 16 keys that change places among themselves. */
+constexpr int ACROSS_KEYS = 128, ACROSS_THREADS = 256; /* of a block */
+
+/* The descriptor of 32 keys. */
+__device__ __forceinline__ uint64_t describe_across(uint32_t address) {
+  return 3ull << 62 | uint64_t(256 / 16) << 32 | uint64_t(1) << 16 | (address & 0x3ffff) >> 4;
+}
 
 /* Turn four words of four bytes about. */
 __device__ __forceinline__ void turn(uint32_t (&out)[4], uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
@@ -56,15 +63,16 @@ __device__ __forceinline__ void turn(uint32_t (&out)[4], uint32_t a, uint32_t b,
   out[2] = __byte_perm(high, high_after, 0x5410), out[3] = __byte_perm(high, high_after, 0x7632);
 }
 
-/* Write a block's tile of v, a box of ACROSS keys of a head, to [batch][head][channel][place]; zeros past the last key. */
-__device__ __forceinline__ void lay_across(const Call &call, uint8_t *across) {
-  constexpr int WORDS = D_V / 4, PARTS = D_V / 16; /* of a key */
-  __shared__ alignas(16) uint32_t tile[ACROSS * WORDS + ACROSS / 4];
-  auto place = [](int key) { return key * WORDS + key / 16 * 4; }; /* 16 keys are in banks of their own */
-  index_t tiles = (call.keys + ACROSS - 1) / ACROSS, head = blockIdx.x / tiles;
-  int first = int(blockIdx.x % tiles) * ACROSS;
+/* Lay a block's keys of one head across; a head has `places` for keys, with zeros past the last, and past D_V. */
+__device__ __forceinline__ void lay_across(const Call &call, uint8_t *across, int places) {
+  constexpr int WORDS = D_V / 4, PARTS = D_V / 16, CHANNELS = (D_V + 31) / 32 * 32;
+  __shared__ alignas(16) uint32_t tile[ACROSS_KEYS * WORDS + ACROSS_KEYS];
+  auto place = [](int key) { return key * WORDS + key / 16 * 16; }; /* the next 16 keys are in other banks */
+  int tiles = (places + ACROSS_KEYS - 1) / ACROSS_KEYS, head = blockIdx.x / tiles;
+  int first = blockIdx.x % tiles * ACROSS_KEYS;
   const T *v = call.v + call.of_v.at(head / call.kv_heads, first, head % call.kv_heads);
-  for (int i = threadIdx.x; i < ACROSS * PARTS; i += blockDim.x) {
+#pragma unroll
+  for (int i = threadIdx.x; i < ACROSS_KEYS * PARTS; i += ACROSS_THREADS) {
     int key = i / PARTS, part = i % PARTS;
     uint4 bytes = {};
     if (first + key < call.keys) {
@@ -73,15 +81,20 @@ __device__ __forceinline__ void lay_across(const Call &call, uint8_t *across) {
     *reinterpret_cast<uint4 *>(&tile[place(key) + part * 4]) = bytes;
   }
   __syncthreads();
-  for (int i = threadIdx.x; i < ACROSS / 16 * WORDS; i += blockDim.x) {
-    int key = i % (ACROSS / 16) * 16, word = i / (ACROSS / 16);
-    uint32_t channels[4][4];
+  across += (index_t(head) * places + first) * CHANNELS;
+#pragma unroll
+  for (int i = threadIdx.x; i < ACROSS_KEYS / 16 * (CHANNELS / 4); i += ACROSS_THREADS) {
+    int half = i % 2, word = i / 2 % (CHANNELS / 4), key = i / 2 / (CHANNELS / 4) * 32 + half * 16;
+    uint32_t channels[4][4] = {};
     auto at = [&](int of) { return tile[place(key) + of * WORDS + word]; };
 #pragma unroll
-    for (int t = 0; t < 4; ++t) turn(channels[t], at(2 * t), at(2 * t + 1), at(2 * t + 8), at(2 * t + 9));
+    for (int t = 0; t < 4; ++t) {
+      if (word < WORDS) turn(channels[t], at(2 * t), at(2 * t + 1), at(2 * t + 8), at(2 * t + 9));
+    }
+    if (first + key >= places) continue;
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
-      uint8_t *to = across + (head * D_V + word * 4 + c) * (tiles * ACROSS) + first + key;
+      uint8_t *to = across + key / 32 * (32 * CHANNELS) + (word * 4 + c) * 32 + (half ^ word % 2) * 16;
       *reinterpret_cast<uint4 *>(to) = {channels[0][c], channels[1][c], channels[2][c], channels[3][c]};
     }
   }
@@ -89,11 +102,21 @@ __device__ __forceinline__ void lay_across(const Call &call, uint8_t *across) {
 
 /* -- the producer -------------------------------------------------------------------------------- */
 
+/* Copy so many bytes to shared memory; they count for the barrier. */
+__device__ __forceinline__ void load_bytes(uint32_t to, const uint8_t *from, int bytes, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+
 template <class P>
 __device__ __forceinline__ void produce(
-    const TensorMap &map_q, const TensorMap &map_k, const TensorMap &map_v, Tiles<P> &tiles, Shared<P> shared) {
+    const TensorMap &map_q, const TensorMap &map_k, const uint8_t *across, const Call &call, Tiles<P> &tiles,
+    Shared<P> shared) {
   Ring<P::TILES> qs;
   Ring<P::STAGES> ks, vs;
+  int blocks = (call.keys + P::BN - 1) / P::BN;
   for (Tile t; tiles.next(t);) {
     auto load_k = [&](int block) {
       load<P::BOXES, P::ROW, P::K_BYTES>(shared.k(ks.stage), map_k, shared.k_full(ks.stage), shared.k_empty(ks.stage),
@@ -101,13 +124,10 @@ __device__ __forceinline__ void produce(
       ks.next();
     };
     auto load_v = [&](int block) {
-      uint32_t full = shared.v_full(vs.stage);
       barrier_wait(shared.v_empty(vs.stage), vs.phase ^ 1);
-      barrier_expect(full, P::V_BYTES);
-#pragma unroll
-      for (int i = 0; i < P::BN / P::V_ROW; ++i) {
-        load_box(shared.v(vs.stage) + i * P::V_BOX, map_v, full, block * P::BN + i * P::V_ROW, 0, t.kv_head, t.batch);
-      }
+      barrier_expect(shared.v_full(vs.stage), P::V_BYTES);
+      index_t at = index_t(t.batch * call.kv_heads + t.kv_head) * blocks + block;
+      load_bytes(shared.v(vs.stage), across + at * P::V_BYTES, P::V_BYTES, shared.v_full(vs.stage));
       vs.next();
     };
     load_k(t.end - 1);
@@ -234,8 +254,7 @@ __device__ __forceinline__ void consume(
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < P::BN / 32; ++step) {
-      constexpr int IN_ROW = P::V_ROW / 32;
-      uint64_t b = describe<P::V_ROW>(shared.v(vs.stage) + step / IN_ROW * P::V_BOX + step % IN_ROW * 32);
+      uint64_t b = describe_across(shared.v(vs.stage) + step * 32 * P::CHANNELS);
       PV<P::CHANNELS>::add(sum, p[step], b, add || step > 0);
     }
     wgmma_commit();
@@ -344,15 +363,15 @@ __device__ __forceinline__ void consume(
 
 /* -- the kernels --------------------------------------------------------------------------------- */
 
-/* One call, as forward_hopper.cuh's; map_v is of V across. */
+/* One call, as forward_hopper.cuh's; `across` is V. */
 template <class P, bool CAPPED>
 __device__ __forceinline__ void attend(
-    const TensorMap &map_q, const TensorMap &map_k, const TensorMap &map_v, const TensorMap &map_o, bool direct,
+    const TensorMap &map_q, const TensorMap &map_k, const uint8_t *across, const TensorMap &map_o, bool direct,
     const Scaled &call) {
   extern __shared__ __align__(1024) uint8_t memory[];
   Shared<P> shared{shared_address(memory)};
   Tiles<P> tiles(call);
-  if (threadIdx.x == P::GROUPS * GROUP) prefetch(map_q), prefetch(map_k), prefetch(map_v), prefetch(map_o);
+  if (threadIdx.x == P::GROUPS * GROUP) prefetch(map_q), prefetch(map_k), prefetch(map_o);
   if (threadIdx.x == 0) {
     constexpr int READERS = 4 * P::GROUPS; /* warps */
     for (int tile = 0; tile < P::TILES; ++tile) {
@@ -374,7 +393,7 @@ __device__ __forceinline__ void attend(
   int group = __shfl_sync(0xffffffff, threadIdx.x / GROUP, 0);
   if (group == P::GROUPS) {
     give_registers<P::PRODUCER_REGISTERS>();
-    if (threadIdx.x == P::GROUPS * GROUP) fp8::produce<P>(map_q, map_k, map_v, tiles, shared);
+    if (threadIdx.x == P::GROUPS * GROUP) fp8::produce<P>(map_q, map_k, across, call, tiles, shared);
     __syncwarp();
   } else {
     take_registers<P::CONSUMER_REGISTERS>();
@@ -384,11 +403,11 @@ __device__ __forceinline__ void attend(
 
 }  // namespace fp8
 
-/* `across`: the scratch memory for V. */
-extern "C" __global__ void __launch_bounds__(256) fp8_across(uint8_t *across, CALL_PARAMETERS) {
+extern "C" __global__ void __launch_bounds__(fp8::ACROSS_THREADS) fp8_across(
+    uint8_t *across, int places, CALL_PARAMETERS) {
   tensor_cores::wait_for_previous();
   tensor_cores::start_next();
-  fp8::lay_across(CALL, across);
+  fp8::lay_across(CALL, across, places);
 }
 
 extern "C" __global__ void __launch_bounds__(128) fp8_rows(SCALED_PARAMETERS) {
@@ -404,7 +423,7 @@ extern "C" __global__ void __launch_bounds__(128) fp8_rows(SCALED_PARAMETERS) {
   static_assert(fp8::Plan<__VA_ARGS__>::BYTES == SHARED, "Plan.shared has another layout");                   \
   extern "C" __global__ void __launch_bounds__(fp8::Plan<__VA_ARGS__>::THREADS, 1) NAME(                      \
       const __grid_constant__ hopper::TensorMap map_q, const __grid_constant__ hopper::TensorMap map_k,       \
-      const __grid_constant__ hopper::TensorMap map_v, const __grid_constant__ hopper::TensorMap map_o,       \
-      int direct, SCALED_PARAMETERS) {                                                                        \
-    fp8::attend<fp8::Plan<__VA_ARGS__>, CAPPED>(map_q, map_k, map_v, map_o, direct, SCALED_CALL);              \
+      const uint8_t *across, const __grid_constant__ hopper::TensorMap map_o, int direct,                     \
+      SCALED_PARAMETERS) {                                                                        \
+    fp8::attend<fp8::Plan<__VA_ARGS__>, CAPPED>(map_q, map_k, across, map_o, direct, SCALED_CALL);             \
   }

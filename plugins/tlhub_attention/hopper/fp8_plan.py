@@ -11,11 +11,6 @@ _STAGES = 2  # of the rings of keys and of values
 class Plan(forward_plan.Plan):
     """A kernel as forward_plan has them, of elements of one byte."""
 
-    @property
-    def v_row(self) -> int:
-        """Return the keys of a box of v: as many as a swizzled row has bytes."""
-        return 128 if self.keys % 128 == 0 else 64
-
     def _beside(self, d: int, d_v: int, tiles: int) -> int:
         wide = round_up(d, row(d))
         rings = _STAGES * self.keys * (wide + round_up(d_v, 32))
@@ -34,4 +29,4 @@ def plans(d: int, d_v: int, causal: bool) -> tuple[Plan, ...]:
         return (Plan(192, 128),)
     if max(d, d_v) <= 128:
         return (Plan(128, 128),) if causal else (Plan(128, 192), Plan(128, 128))
-    return (Plan(128, 128 if d_v <= 192 else 64),)
+    return (Plan(128, 128 if d_v <= 192 else 96),)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from tlhub.build.program import Branch, CudaProgram, Launch, Parameter, TensorMap
+from tlhub.build.program import Branch, CudaProgram, Launch, Parameter
 from tlhub.cuda import tensor_cores
 from tlhub.specs import DTYPES, Config, Problem
 from tlhub_attention.cuda import code
@@ -14,8 +14,7 @@ from tlhub_attention.hopper.fp8_plan import Plan, row
 
 _SERVED = f"H_kv > 0 && H % H_kv == 0 && S < {code.MOST} && S_kv < {code.MOST}"
 _PLAIN = "softcap == 0 && scale > 1e-30"  # as in forward_program; factors on the device are looked at there
-_ACROSS = 128  # keys of a tile of v, as fp8_hopper.cuh has it
-_PLACES = f"CEIL_DIV(S_kv, {_ACROSS}) * {_ACROSS}"  # of v across, for keys
+_ACROSS_KEYS, _ACROSS_THREADS = 128, 256  # of a block that lays v across, as fp8_hopper.cuh has them
 _PTX = {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
 
 
@@ -61,17 +60,15 @@ template <> struct fp8::{name}<{columns}> {{
 def _branches(problem: Problem, kernels: Sequence[_Kernel]) -> Iterator[Branch]:
     """Yield the branches of *kernels*: plain logits by the cheapest plan, others by the last kernel; o by bulk copies,
     or element by element where no tensor map can be made of it."""
-    across = _across(problem)
-    room = f"B * H_kv * {problem.dim['D_v']} * {_PLACES}"
-    tiles = f"B * H_kv * CEIL_DIV(S_kv, {_ACROSS})"
-    fits = [_SERVED, *(code.mappable(name, 1) for name in "qkv"), f"{tiles} < {code.MOST}"]
+    fits = [_SERVED, *(code.mappable(name, 1) for name in "qkv")]
     *plain, _ = kernels
     for i, kernel in enumerate(kernels):
         cheapest = [f"{kernel.price} <= {other.price}" for other in plain[i + 1 :]]
-        when = " && ".join([*fits, f"{kernel.tiles} < {code.MOST}", *([] if kernel.capped else [_PLAIN, *cheapest])])
+        sizes = [f"{kernel.tiles} < {code.MOST}", f"{kernel.tiles_across} < {code.MOST}"]
+        when = " && ".join([*fits, *sizes, *([] if kernel.capped else [_PLAIN, *cheapest])])
         bulk = f"{when} && {code.mappable('o', _item(problem))}"
-        yield Branch((across, kernel.launch(direct=False)), bulk, workspace=room)
-        yield Branch((across, kernel.launch(direct=True)), when, workspace=room)
+        yield Branch((kernel.lay_across(), kernel.launch(direct=False)), bulk, workspace=kernel.room)
+        yield Branch((kernel.lay_across(), kernel.launch(direct=True)), when, workspace=kernel.room)
 
 
 class _Kernel(NamedTuple):
@@ -95,6 +92,20 @@ class _Kernel(NamedTuple):
         return f"B * H * CEIL_DIV(S, {self.plan.queries})"
 
     @property
+    def places(self) -> str:
+        """Of keys, for which v across has room: whole blocks of them."""
+        return f"CEIL_DIV(S_kv, {self.plan.keys}) * {self.plan.keys}"
+
+    @property
+    def tiles_across(self) -> str:
+        return f"B * H_kv * CEIL_DIV({self.places}, {_ACROSS_KEYS})"
+
+    @property
+    def room(self) -> str:
+        """The bytes of v across."""
+        return f"B * H_kv * {round_up(self.sizes[1], 32)} * {self.places}"
+
+    @property
     def price(self) -> str:
         return self.plan.price(*self.sizes)
 
@@ -114,7 +125,7 @@ class _Kernel(NamedTuple):
             parameters=(
                 code.tensor_map(self.problem, "q", (row(d), self.plan.queries)),
                 code.tensor_map(self.problem, "k", (row(d), self.plan.keys)),
-                self._values(),
+                Parameter("void *", "WORKSPACE"),
                 code.tensor_map(self.problem, "q", (row(d), 16))
                 if direct
                 else code.tensor_map(self.problem, "o", (chunk(d_v, item), 16)),
@@ -125,13 +136,19 @@ class _Kernel(NamedTuple):
             programmatic=True,
         )
 
-    def _values(self) -> TensorMap:
-        """Return the tensor map of v across: [batch][head][channel][place of a key]."""
-        dtype, (_, d_v) = dict(self.problem.dtypes)["v"], _channels(self.problem)
-        extents = (_PLACES, d_v, "H_kv", "B")
-        steps = (_PLACES, f"{d_v} * {_PLACES}", f"H_kv * {d_v} * {_PLACES}")
-        box = (self.plan.v_row, round_up(d_v, 32), 1, 1)
-        return TensorMap(dtype, "WORKSPACE", extents, steps, box, swizzle=self.plan.v_row)
+    def lay_across(self) -> Launch:
+        """Return the launch that lays v across, in scratch memory."""
+        return Launch(
+            kernel="fp8_across",
+            grid=(self.tiles_across, 1, 1),
+            block=(_ACROSS_THREADS, 1, 1),
+            parameters=(
+                Parameter("void *", "WORKSPACE"),
+                Parameter("int", self.places),
+                *code.parameters(self.problem),
+            ),
+            programmatic=True,
+        )
 
 
 def _channels(problem: Problem) -> tuple[int, int]:
@@ -142,17 +159,6 @@ def _channels(problem: Problem) -> tuple[int, int]:
 def _item(problem: Problem) -> int:
     """Return the bytes of an element of o."""
     return DTYPES[dict(problem.dtypes)["o"]][1] // 8
-
-
-def _across(problem: Problem) -> Launch:
-    """Return the launch that lays v across, in scratch memory."""
-    return Launch(
-        kernel="fp8_across",
-        grid=(f"B * H_kv * CEIL_DIV(S_kv, {_ACROSS})", 1, 1),
-        block=(256, 1, 1),
-        parameters=(Parameter("void *", "WORKSPACE"), *code.parameters(problem)),
-        programmatic=True,
-    )
 
 
 def _rows(problem: Problem) -> Launch:
