@@ -23,7 +23,7 @@ VARIANTS: list[tuple[Any, dict[str, Any]]] = [
     ("float32", {}),
     ("float32", {"causal": True}),
     ("float64", {"deterministic": True}),
-    ("bfloat16", {}),
+    ("bfloat16", {"alibi": True}),
     ({"dout": "float16", "q": "float32", "k": "bfloat16", "v": "float16", "o": "float32"}, {"causal": True}),
 ]
 

@@ -48,7 +48,7 @@ def data(kernel: Any, extents: dict[str, int], seed: int = 0, **scalars: float) 
         ("float32", {"causal": True}),
         (
             {"dout": "float16", "q": "bfloat16", "k": "bfloat16", "v": "float16", "o": "float32"},
-            {"deterministic": True},
+            {"deterministic": True, "alibi": True},
         ),
     ],
     ids=str,
