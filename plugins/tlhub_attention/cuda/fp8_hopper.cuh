@@ -7,6 +7,9 @@
  *
  * Weights are e4m3, whose numbers from 2**-6 to 448 have four bits: they are computed 2**RAISE times as large, which
  * leaves room for peaks that move by SLACK. Their sum is of what they are before they are rounded.
+ *
+ * A tensor core cuts each of the products that it adds up 13 bits below the largest number there, the sum so far among
+ * them. So a sum in it is of one block of keys, and what has been summed before is added by the CUDA cores.
  */
 
 /* The row of query i, by a warp, factors and all. */
@@ -29,6 +32,8 @@ template <int GROUPS_, int BN_, int TILES_, int BUFFERS_> struct Plan { /* as fo
 
   static constexpr int ROW = D <= 64 ? 64 : 128, BOXES = (D + ROW - 1) / ROW, STEPS = (D + 31) / 32; /* of q and k */
   static constexpr int CHANNELS = round_up(D_V, 32);                                                 /* of v and o */
+  static constexpr int PART = CHANNELS <= 128 ? CHANNELS : CHANNELS <= 192 ? CHANNELS / 2 : 32; /* of a sum, at once */
+  static constexpr int PARTS = CHANNELS / PART;
   static constexpr int CHUNK = sizeof(O) == 4 || CHANNELS % 64 != 0 ? 32 : 64;
 
   static constexpr int Q_BOX = BM * ROW, K_BOX = BN * ROW; /* bytes */
@@ -50,6 +55,11 @@ template <int GROUPS_, int BN_, int TILES_, int BUFFERS_> struct Plan { /* as fo
  * of j = 0 and 1 for places 4 t to 4 t + 3. So it is 16 keys that change places among themselves. */
 constexpr int ACROSS_KEYS = 128, ACROSS_THREADS = 256; /* of a block */
 
+struct Values { /* V across: of each head, places for so many keys, with zeros past the last, and past D_V */
+  uint8_t *across;
+  uint32_t places; /* of all heads an unsigned number, too */
+};
+
 /* The descriptor of 32 keys. */
 __device__ __forceinline__ uint64_t describe_across(uint32_t address) {
   return 3ull << 62 | uint64_t(256 / 16) << 32 | uint64_t(1) << 16 | (address & 0x3ffff) >> 4;
@@ -63,12 +73,12 @@ __device__ __forceinline__ void turn(uint32_t (&out)[4], uint32_t a, uint32_t b,
   out[2] = __byte_perm(high, high_after, 0x5410), out[3] = __byte_perm(high, high_after, 0x7632);
 }
 
-/* Lay a block's keys of one head across; a head has `places` for keys, with zeros past the last, and past D_V. */
-__device__ __forceinline__ void lay_across(const Call &call, uint8_t *across, int places) {
+/* Lay a block's keys of one head across. */
+__device__ __forceinline__ void lay_across(const Call &call, const Values &values) {
   constexpr int WORDS = D_V / 4, PARTS = D_V / 16, CHANNELS = (D_V + 31) / 32 * 32;
   __shared__ alignas(16) uint32_t tile[ACROSS_KEYS * WORDS + ACROSS_KEYS];
   auto place = [](int key) { return key * WORDS + key / 16 * 16; }; /* the next 16 keys are in other banks */
-  int tiles = (places + ACROSS_KEYS - 1) / ACROSS_KEYS, head = blockIdx.x / tiles;
+  int places = values.places, tiles = (places + ACROSS_KEYS - 1) / ACROSS_KEYS, head = blockIdx.x / tiles;
   int first = blockIdx.x % tiles * ACROSS_KEYS;
   const T *v = call.v + call.of_v.at(head / call.kv_heads, first, head % call.kv_heads);
 #pragma unroll
@@ -81,7 +91,7 @@ __device__ __forceinline__ void lay_across(const Call &call, uint8_t *across, in
     *reinterpret_cast<uint4 *>(&tile[place(key) + part * 4]) = bytes;
   }
   __syncthreads();
-  across += (index_t(head) * places + first) * CHANNELS;
+  uint8_t *across = values.across + (index_t(head) * places + first) * CHANNELS;
 #pragma unroll
   for (int i = threadIdx.x; i < ACROSS_KEYS / 16 * (CHANNELS / 4); i += ACROSS_THREADS) {
     int half = i % 2, word = i / 2 % (CHANNELS / 4), key = i / 2 / (CHANNELS / 4) * 32 + half * 16;
@@ -112,11 +122,11 @@ __device__ __forceinline__ void load_bytes(uint32_t to, const uint8_t *from, int
 
 template <class P>
 __device__ __forceinline__ void produce(
-    const TensorMap &map_q, const TensorMap &map_k, const uint8_t *across, const Call &call, Tiles<P> &tiles,
+    const TensorMap &map_q, const TensorMap &map_k, const Values &values, const Call &call,
     Shared<P> shared) {
+  Tiles<P> tiles(call);
   Ring<P::TILES> qs;
   Ring<P::STAGES> ks, vs;
-  int blocks = (call.keys + P::BN - 1) / P::BN;
   for (Tile t; tiles.next(t);) {
     auto load_k = [&](int block) {
       load<P::BOXES, P::ROW, P::K_BYTES>(shared.k(ks.stage), map_k, shared.k_full(ks.stage), shared.k_empty(ks.stage),
@@ -126,8 +136,9 @@ __device__ __forceinline__ void produce(
     auto load_v = [&](int block) {
       barrier_wait(shared.v_empty(vs.stage), vs.phase ^ 1);
       barrier_expect(shared.v_full(vs.stage), P::V_BYTES);
-      index_t at = index_t(t.batch * call.kv_heads + t.kv_head) * blocks + block;
-      load_bytes(shared.v(vs.stage), across + at * P::V_BYTES, P::V_BYTES, shared.v_full(vs.stage));
+      uint32_t place = (t.batch * call.kv_heads + t.kv_head) * values.places + block * P::BN;
+      const uint8_t *from = values.across + uint64_t(place) * P::CHANNELS;
+      load_bytes(shared.v(vs.stage), from, P::V_BYTES, shared.v_full(vs.stage));
       vs.next();
     };
     load_k(t.end - 1);
@@ -200,21 +211,23 @@ template <int N> struct PV;
  * exponent. */
 template <class P, bool CAPPED>
 __device__ __forceinline__ void consume(
-    const TensorMap &map_o, const Scaled &call, bool direct, Tiles<P> &tiles, Shared<P> shared, int group) {
+    const TensorMap &map_o, const Scaled &call, bool direct, Shared<P> shared, int group) {
+  Tiles<P> tiles(call);
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
   Logits logits(call);
   const float given = logits.factor;
-  float factor = CAPPED ? 1.f : given, of_output = 1, slope = 0;
+  float slope = 0;
   bool finished = CAPPED; /* before the maximum is taken */
   Ring<P::TILES> qs;
   Ring<P::STAGES> ks, vs;
-  float s[P::BN / 2], sum[P::CHANNELS / 2];
+  float s[P::BN / 2], part[P::PART / 2], sum[P::CHANNELS / 2] = {};
   uint32_t p[P::BN / 32][4];
   Softmax softmax;
   Tile t;
   int query, whole_begin, whole_end; /* this warp's first, and the keys that all of this consumer's see */
   bool lost = false;
 
+  auto factor = [&] { return finished ? 1.f : logits.factor; };
   auto release = [&](uint32_t empty) {
     if (lane == 0) barrier_arrive(empty);
   };
@@ -227,9 +240,7 @@ __device__ __forceinline__ void consume(
     slope = call.slope(t.head);
     if constexpr (SCALED) {
       logits.factor = given * call.of_logits(t.batch, t.head, t.kv_head);
-      of_output = call.of_output(t.batch, t.kv_head);
       finished = CAPPED || !(logits.factor > 1e-30f);
-      factor = finished ? 1.f : logits.factor;
     }
     return true;
   };
@@ -248,16 +259,19 @@ __device__ __forceinline__ void consume(
     }
     wgmma_commit();
   };
-  auto start_sum = [&](bool add) {
-    barrier_wait(shared.v_full(vs.stage), vs.phase);
-    __syncwarp();
+  auto start_part = [&](int i) {
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < P::BN / 32; ++step) {
-      uint64_t b = describe_across(shared.v(vs.stage) + step * 32 * P::CHANNELS);
-      PV<P::CHANNELS>::add(sum, p[step], b, add || step > 0);
+      uint64_t b = describe_across(shared.v(vs.stage) + step * 32 * P::CHANNELS + i * P::PART * 32);
+      PV<P::PART>::add(part, p[step], b, step > 0);
     }
     wgmma_commit();
+  };
+  auto start_sum = [&] {
+    barrier_wait(shared.v_full(vs.stage), vs.phase);
+    __syncwarp();
+    start_part(0);
   };
   auto end_logits = [&](int block) { /* from products to weights; tells whether the sum is to be corrected */
     if (block == t.first) { /* the tile's last */
@@ -281,14 +295,24 @@ __device__ __forceinline__ void consume(
       }
       hide(s, low, high);
     }
-    bool moved = weigh(softmax, s, factor);
+    bool moved = weigh(softmax, s, factor());
     /* This always releases: the compiler cannot know it, and has the weights made before it waits for the sum. */
     if (!(softmax.total[0] + softmax.total[1] < 0)) release(shared.k_empty(ks.stage));
     ks.next();
     return moved;
   };
   auto end_sum = [&] {
-    wgmma_wait<0>(sum);
+#pragma unroll
+    for (int i = 0; i < P::PARTS; ++i) {
+      if (i > 0) start_part(i);
+      wgmma_wait<0>(part);
+#pragma unroll
+      for (int j = 0; j < P::PART / 2; ++j) {
+        float &x = sum[i * P::PART / 2 + j];
+        x += part[j];
+        if (P::PARTS > 1) asm volatile("" : "+f"(x)); /* before the next part, which is to have the same registers */
+      }
+    }
     release(shared.v_empty(vs.stage));
     vs.next();
   };
@@ -317,7 +341,7 @@ __device__ __forceinline__ void consume(
 #pragma unroll 1
     for (int block = t.end - 2; block >= t.first; --block) {
       start_logits();
-      start_sum(block < t.end - 2);
+      start_sum();
       give_turn((group + 1) % P::GROUPS);
       wgmma_wait<1>(s);
       bool moved = end_logits(block);
@@ -328,22 +352,24 @@ __device__ __forceinline__ void consume(
       }
       pack_weights();
     }
-    bool several = t.end - 1 > t.first;
     Tile done = t;
     Softmax of_done = softmax;
+    of_done.peak[0] *= factor(), of_done.peak[1] *= factor();
     int query_done = query;
-    float factor_done = factor, lowered = exp2f(-RAISE), output_done = lowered * of_output;
     more = next_tile();
     auto finish_done = [&] {
+      constexpr float LOWERED = 1.f / (1 << int(RAISE));
+      float output = LOWERED * call.of_output(done.batch, done.kv_head);
 #pragma unroll
-      for (int j = 0; j < P::CHANNELS / 2; ++j) sum[j] *= output_done;
-      of_done.total[0] *= lowered, of_done.total[1] *= lowered;
-      lost |= finish<P>(
-          sum, of_done, factor_done, map_o, call, direct, shared.staging(group * 4 + warp), done, query_done);
+      for (int j = 0; j < P::CHANNELS / 2; ++j) sum[j] *= output;
+      of_done.total[0] *= LOWERED, of_done.total[1] *= LOWERED;
+      lost |= finish<P>(sum, of_done, 1.f, map_o, call, direct, shared.staging(group * 4 + warp), done, query_done);
+#pragma unroll
+      for (int j = 0; j < P::CHANNELS / 2; ++j) sum[j] = 0;
     };
     if (P::TILES > 1 && more) {
       start_logits();
-      start_sum(several);
+      start_sum();
       give_turn((group + 1) % P::GROUPS);
       wgmma_wait<1>(s);
       end_logits(t.end - 1);
@@ -351,7 +377,7 @@ __device__ __forceinline__ void consume(
       finish_done();
       pack_weights();
     } else {
-      start_sum(several);
+      start_sum();
       end_sum();
       finish_done();
       if (more) begin_tile();
@@ -363,14 +389,13 @@ __device__ __forceinline__ void consume(
 
 /* -- the kernels --------------------------------------------------------------------------------- */
 
-/* One call, as forward_hopper.cuh's; `across` is V. */
+/* One call, as forward_hopper.cuh's. */
 template <class P, bool CAPPED>
 __device__ __forceinline__ void attend(
-    const TensorMap &map_q, const TensorMap &map_k, const uint8_t *across, const TensorMap &map_o, bool direct,
+    const TensorMap &map_q, const TensorMap &map_k, const Values &values, const TensorMap &map_o, bool direct,
     const Scaled &call) {
   extern __shared__ __align__(1024) uint8_t memory[];
   Shared<P> shared{shared_address(memory)};
-  Tiles<P> tiles(call);
   if (threadIdx.x == P::GROUPS * GROUP) prefetch(map_q), prefetch(map_k), prefetch(map_o);
   if (threadIdx.x == 0) {
     constexpr int READERS = 4 * P::GROUPS; /* warps */
@@ -393,21 +418,21 @@ __device__ __forceinline__ void attend(
   int group = __shfl_sync(0xffffffff, threadIdx.x / GROUP, 0);
   if (group == P::GROUPS) {
     give_registers<P::PRODUCER_REGISTERS>();
-    if (threadIdx.x == P::GROUPS * GROUP) fp8::produce<P>(map_q, map_k, across, call, tiles, shared);
+    if (threadIdx.x == P::GROUPS * GROUP) fp8::produce<P>(map_q, map_k, values, call, shared);
     __syncwarp();
   } else {
     take_registers<P::CONSUMER_REGISTERS>();
-    fp8::consume<P, CAPPED>(map_o, call, direct, tiles, shared, group);
+    fp8::consume<P, CAPPED>(map_o, call, direct, shared, group);
   }
 }
 
 }  // namespace fp8
 
 extern "C" __global__ void __launch_bounds__(fp8::ACROSS_THREADS) fp8_across(
-    uint8_t *across, int places, CALL_PARAMETERS) {
+    uint8_t *across, uint32_t places, CALL_PARAMETERS) {
   tensor_cores::wait_for_previous();
   tensor_cores::start_next();
-  fp8::lay_across(CALL, across, places);
+  fp8::lay_across(CALL, {across, places});
 }
 
 extern "C" __global__ void __launch_bounds__(128) fp8_rows(SCALED_PARAMETERS) {
@@ -423,7 +448,7 @@ extern "C" __global__ void __launch_bounds__(128) fp8_rows(SCALED_PARAMETERS) {
   static_assert(fp8::Plan<__VA_ARGS__>::BYTES == SHARED, "Plan.shared has another layout");                   \
   extern "C" __global__ void __launch_bounds__(fp8::Plan<__VA_ARGS__>::THREADS, 1) NAME(                      \
       const __grid_constant__ hopper::TensorMap map_q, const __grid_constant__ hopper::TensorMap map_k,       \
-      const uint8_t *across, const __grid_constant__ hopper::TensorMap map_o, int direct,                     \
+      const __grid_constant__ hopper::TensorMap map_o, int direct, uint8_t *across, uint32_t places,          \
       SCALED_PARAMETERS) {                                                                        \
-    fp8::attend<fp8::Plan<__VA_ARGS__>, CAPPED>(map_q, map_k, across, map_o, direct, SCALED_CALL);             \
+    fp8::attend<fp8::Plan<__VA_ARGS__>, CAPPED>(map_q, map_k, {across, places}, map_o, direct, SCALED_CALL);             \
   }

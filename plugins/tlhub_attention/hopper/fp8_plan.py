@@ -22,11 +22,15 @@ def row(d: int) -> int:
     return 64 if d <= 64 else 128
 
 
+def part(d_v: int) -> int:
+    """Return the channels of o that a tensor core has the sums of at once."""
+    channels = round_up(d_v, 32)
+    return channels if channels <= 128 else channels // 2 if channels <= 192 else 32
+
+
 def plans(d: int, d_v: int, causal: bool) -> tuple[Plan, ...]:
     """Return the plans for heads of *d* channels of q and k, and *d_v* of v, of which a call takes the cheapest; the
     last is for capped logits too."""
     if max(d, d_v) <= 64:
-        return (Plan(192, 128),)
-    if max(d, d_v) <= 128:
-        return (Plan(128, 128),) if causal else (Plan(128, 192), Plan(128, 128))
-    return (Plan(128, 128 if d_v <= 192 else 96),)
+        return (Plan(192, 96),)
+    return (Plan(128, 96 if d_v <= 128 else 64),)

@@ -10,7 +10,7 @@ from tlhub.cuda import tensor_cores
 from tlhub.specs import DTYPES, Config, Problem
 from tlhub_attention.cuda import code
 from tlhub_attention.hopper.forward_plan import chunk, round_up
-from tlhub_attention.hopper.fp8_plan import Plan, row
+from tlhub_attention.hopper.fp8_plan import Plan, part, row
 
 _SERVED = f"H_kv > 0 && H % H_kv == 0 && S < {code.MOST} && S_kv < {code.MOST}"
 _PLAIN = "softcap == 0 && scale > 1e-30"  # as in forward_program; factors on the device are looked at there
@@ -29,7 +29,7 @@ def program(problem: Problem, config: Config, arch: str) -> CudaProgram:
         f"constexpr bool SCALED = {str(problem.option['scaled']).lower()};",
         code.source(problem, "fp8_call.cuh", "rows.cuh", tensor_cores.FILE, "forward_hopper.cuh", "fp8_hopper.cuh"),
         *(_product("QK", ptx, ptx, keys, 0) for keys in sorted({kernel.plan.keys for kernel in kernels})),
-        _product("PV", "e4m3", ptx, round_up(d_v, 32), 4),
+        _product("PV", "e4m3", ptx, part(d_v), 4),
         *(kernel.instance() for kernel in kernels),
     ]
     return CudaProgram("\n".join([*source, ""]), (*_branches(problem, kernels), Branch((_rows(problem),), _SERVED)))
@@ -64,7 +64,7 @@ def _branches(problem: Problem, kernels: Sequence[_Kernel]) -> Iterator[Branch]:
     *plain, _ = kernels
     for i, kernel in enumerate(kernels):
         cheapest = [f"{kernel.price} <= {other.price}" for other in plain[i + 1 :]]
-        sizes = [f"{kernel.tiles} < {code.MOST}", f"{kernel.tiles_across} < {code.MOST}"]
+        sizes = [f"{kernel.tiles} < {code.MOST}", f"B * H_kv * {kernel.places} < {4 * code.MOST}"]
         when = " && ".join([*fits, *sizes, *([] if kernel.capped else [_PLAIN, *cheapest])])
         bulk = f"{when} && {code.mappable('o', _item(problem))}"
         yield Branch((kernel.lay_across(), kernel.launch(direct=False)), bulk, workspace=kernel.room)
@@ -101,6 +101,11 @@ class _Kernel(NamedTuple):
         return f"B * H_kv * CEIL_DIV({self.places}, {_ACROSS_KEYS})"
 
     @property
+    def _values(self) -> tuple[Parameter, ...]:
+        """What kernels have of v across."""
+        return Parameter("void *", "WORKSPACE"), Parameter("unsigned", self.places)
+
+    @property
     def room(self) -> str:
         """The bytes of v across."""
         return f"B * H_kv * {round_up(self.sizes[1], 32)} * {self.places}"
@@ -125,11 +130,11 @@ class _Kernel(NamedTuple):
             parameters=(
                 code.tensor_map(self.problem, "q", (row(d), self.plan.queries)),
                 code.tensor_map(self.problem, "k", (row(d), self.plan.keys)),
-                Parameter("void *", "WORKSPACE"),
                 code.tensor_map(self.problem, "q", (row(d), 16))
                 if direct
                 else code.tensor_map(self.problem, "o", (chunk(d_v, item), 16)),
                 Parameter("int", int(direct)),
+                *self._values,
                 *_parameters(self.problem),
             ),
             shared=self.plan.shared(*self.sizes),
@@ -142,11 +147,7 @@ class _Kernel(NamedTuple):
             kernel="fp8_across",
             grid=(self.tiles_across, 1, 1),
             block=(_ACROSS_THREADS, 1, 1),
-            parameters=(
-                Parameter("void *", "WORKSPACE"),
-                Parameter("int", self.places),
-                *code.parameters(self.problem),
-            ),
+            parameters=(*self._values, *code.parameters(self.problem)),
             programmatic=True,
         )
 
