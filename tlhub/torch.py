@@ -83,9 +83,8 @@ def attention(
     Raises what ``tlhub.get`` and its kernels do: ArgumentError for tensors that do not fit, NoSchedule.
     """
     numbers = _numbers("attention", causal, scale, window, softcap, deterministic, schedule, backward_schedule)
-    tensors = {"q": q, "k": k, "v": v}
-    _check("attention", **tensors, slopes=alibi_slopes)
-    factors = [None, None, None] if scales is None else _factors(tensors, scales)
+    _check("attention", q=q, k=k, v=v, slopes=alibi_slopes)
+    factors = (None, None, None) if scales is None else _factors(scales, q=q, k=k, v=v)
     o, _ = torch.ops.tlhub.attention(q, k, v, *factors, alibi_slopes, *numbers)
     return o
 
@@ -242,24 +241,27 @@ def _numbers(
     return (causal, scale, window, softcap, deterministic, *names)
 
 
-def _factors(tensors: dict[str, Tensor], scales: Any) -> list[Tensor]:
-    """Return the factors of q, k and v by heads: what is one number is repeated. Raises ArgumentError."""
-    if len(scales) != 3:
+def _factors(scales: Any, **tensors: Tensor) -> list[Tensor]:
+    """Return the *scales* of *tensors* by heads: what is one number is repeated. Raises ArgumentError."""
+    if len(scales) != len(tensors):
         hint = "scales=(q_scale, k_scale, v_scale)"
         raise _refused("attention", "scales", "a tensor each for q, k and v", f"{len(scales)}", hint)
+    _check("attention", **tensors, **{f"{name}_scale": x for name, x in zip(tensors, scales, strict=True)})
     _check_ranks("attention", **tensors)
-    _check("attention", **{f"{name}_scale": x for name, x in zip(tensors, scales, strict=True)})
     shapes = [(x.shape[0], x.shape[2]) for x in tensors.values()]
     return [x.reshape(()).expand(shape) if x.numel() == 1 else x for x, shape in zip(scales, shapes, strict=True)]
 
 
 def _check(kernel: str, **tensors: Any) -> None:
-    """Refuse what is no tensor, what forward mode follows, and a gradient that there is none of."""
+    """Refuse what is no tensor on the device of q, what forward mode follows, and a gradient that there is none of."""
     for name, x in tensors.items():
         if x is None and name == "slopes":
             continue
         if not isinstance(x, torch.Tensor):
             raise _refused(kernel, name, "a tensor of PyTorch", type(x).__name__, f"torch.as_tensor({name})")
+        if x.device != tensors["q"].device:
+            on = f"a tensor on {tensors['q'].device}, where q is"
+            raise _refused(kernel, name, on, f"one on {x.device}", f"{name}.to({str(tensors['q'].device)!r})")
         _check_tangent(kernel, name, x)
         if name not in _TYPED and x.requires_grad:
             raise _refused(kernel, name, "a tensor that asks for no gradient", "one that does", f"{name}.detach()")

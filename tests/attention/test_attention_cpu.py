@@ -14,7 +14,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from attention_lab import MANY, SYMBOLIC, Array, column, dims, layout, numbers
+from attention_lab import MANY, SPOILT, SYMBOLIC, Array, column, dims, layout, numbers, spoil
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -257,6 +257,15 @@ def test_keys_that_a_query_does_not_see_may_hold_anything(dtype: str, name: str,
     if name == "k" and value == np.inf:
         arrays["q"] = np.abs(arrays["q"])  # else the logits are inf - inf, in whatever order
     assert testing.check(kernel, dims=extents, arrays=arrays, scalars={"window": window}) <= 1
+
+
+@pytest.mark.parametrize("softcap", [0.0, 3.0])
+@pytest.mark.parametrize(("name", "value"), SPOILT)
+def test_what_is_no_number_spoils_what_it_does_in_the_reference(name: str, value: float, softcap: float) -> None:
+    kernel, extents = get(causal=True, lse=True), {"B": 1, "S": 120, "H": 2, "D": 8, "H_kv": 1, "S_kv": 130, "D_v": 7}
+    arrays = testing.inputs(ATTENTION, testing.numbers.bind(kernel.problem, extents))
+    spoil(arrays, name, value)
+    assert testing.check(kernel, dims=extents, arrays=arrays, scalars={"softcap": softcap}) <= 1
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

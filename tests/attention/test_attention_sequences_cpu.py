@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from attention_lab import MANY, SCALARS, Array, heads, layout, numbers
+from attention_lab import MANY, SCALARS, SPOILT, Array, heads, layout, numbers, spoil
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -185,6 +185,17 @@ def test_a_key_that_the_mask_hides_may_hold_anything(kernel: Kernel) -> None:
     k, v = (arrays[name][0] if kernel is DECODE else arrays[name] for name in "kv")
     k[115], v[115], v[5] = math.nan, math.nan, math.inf  # the first is seen by some
     assert testing.check(compiled, dims=extents, arrays=arrays, scalars={"window": 9}) <= 1
+
+
+@pytest.mark.parametrize("kernel", [DECODE, VARLEN], ids=lambda k: k.name)
+@pytest.mark.parametrize(("name", "value"), SPOILT)
+def test_what_is_no_number_spoils_what_it_does_in_the_reference(kernel: Kernel, name: str, value: float) -> None:
+    compiled = get(kernel, **({"lse": True} if kernel is DECODE else {"causal": True, "lse": True}))
+    sizes = {"B": 3, "S": 5, "H": 2, "D": 8, "H_kv": 1, "S_kv": 130, "T": 120, "N1": 4, "T_kv": 130, "D_v": 7}
+    extents = {n: x for n, x in sizes.items() if n in compiled.problem.dim}
+    arrays = testing.inputs(kernel, testing.numbers.bind(compiled.problem, extents))
+    spoil(arrays, name, value)
+    assert testing.check(compiled, dims=extents, arrays=arrays) <= 1
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])

@@ -181,6 +181,11 @@ def test_gradients_of_gradients_are_refused() -> None:
         (lambda q, k, v: (q, k, v[:, :3]), ArgumentError, "argument 'v': expected shape"),
         (lambda q, k, v: (q[:, :, :3], k, v), ArgumentError, "H=3 .*H_kv=2"),
         (lambda q, k, v: (q, k.float(), v), ArgumentError, "float64 does not mix"),
+        (
+            lambda q, k, v: (q, k.to("meta"), v),
+            ArgumentError,
+            "'k': expected a tensor on cpu, where q is, got one on meta",
+        ),
         (lambda q, k, v: (q.int(), k.int(), v.int()), ArgumentError, "int32"),
     ],
 )
@@ -197,6 +202,7 @@ def test_what_does_not_fit_is_refused(change: Any, error: type[Exception], said:
         ({"alibi_slopes": torch.rand(4).double()}, "argument 'slopes': expected .*float32"),
         ({"alibi_slopes": torch.rand(4, requires_grad=True)}, "'slopes': expected a tensor that asks for no gradient"),
         ({"scales": (torch.rand(1),)}, "argument 'scales': expected a tensor each for q, k and v, got 1"),
+        ({"alibi_slopes": torch.rand(4, device="meta")}, "argument 'slopes': expected a tensor on cpu, where q is"),
         ({"scales": (1.0, 1.0, 1.0)}, "argument 'q_scale': expected a tensor of PyTorch, got float"),
         ({"scales": (torch.rand(1),) * 3}, "scaled=True, and q is float64; scales are for q, k and v in float8"),
     ],
