@@ -16,6 +16,7 @@ from tlhub_attention.hopper.backward import HOPPER_BWD
 from tlhub_attention.hopper.decode import HOPPER_DECODE
 from tlhub_attention.hopper.forward import HOPPER
 from tlhub_attention.hopper.fp8 import HOPPER_FP8
+from tlhub_attention.hopper.varlen import HOPPER_VARLEN
 
 TLHUB_API = 1
 
@@ -37,4 +38,5 @@ def tlhub_schedules() -> Iterable[Schedule]:
         HOPPER_FP8,
         HOPPER_BWD,
         HOPPER_DECODE,
+        HOPPER_VARLEN,
     ]

@@ -28,7 +28,7 @@ def source(problem: Problem, *names: str | Path) -> str:
     folder = Path(__file__).parent
     texts = ((folder / name).read_text(encoding="utf-8") for name in ("call.cuh", *names))
     dim, dtypes = problem.dim, dict(problem.dtypes)
-    alibi = problem.option.get("alibi", False)
+    alibi = problem.option["alibi"]
     flags = {"CAUSAL": problem.option["causal"], "ALIBI": alibi, "VARLEN": varlen(problem)}
     prologue = [
         *(f"#include <{header}>" for header in ("cstdint", "cuda_bf16.h", "cuda_fp16.h")),
@@ -100,7 +100,7 @@ def parameters(problem: Problem) -> tuple[Parameter, ...]:
         *(Parameter("int", size) for size in sizes),
         *(parameter for name in "qkvo" for parameter in array(problem, name)),
         *_view("lse" if option["lse"] else None, (None, 0, 1) if packed else (0, 1, 2)),
-        *_view("slopes" if option.get("alibi") else None, (0,)),
+        *_view("slopes" if option["alibi"] else None, (0,)),
         *(parameter for name in ("starts", "starts_kv") for parameter in _view(name if packed else None, (0,))),
         *(Parameter("double", "scale"), Parameter("int", window), Parameter("double", "softcap")),
     )

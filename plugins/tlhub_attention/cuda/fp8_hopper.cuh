@@ -46,6 +46,14 @@ template <int GROUPS_, int BN_, int TILES_, int BUFFERS_> struct Plan { /* as fo
   static_assert(BN % 32 == 0 && BN <= 256, "a product is of 32 keys at a time, and a box of at most 256");
 };
 
+/* The tiles of a call with factors. */
+template <class P> struct ScaledTiles : Tiles<P> {
+  const Scaled &scaled;
+
+  __device__ __forceinline__ explicit ScaledTiles(const Scaled &call) : Tiles<P>(call), scaled(call) {}
+  __device__ __forceinline__ const Scaled &of(const Tile &) const { return scaled; }
+};
+
 /* -- V across ------------------------------------------------------------------------------------ */
 
 /* Scratch memory has V as stages of the ring are to hold it, so that a block of keys is one copy: of each 32 keys, for a
@@ -207,8 +215,7 @@ __device__ __forceinline__ uint32_t pack_e4m3(float a, float b, float c, float d
 template <int N> struct QK;
 template <int N> struct PV;
 
-/* CAPPED: logits, with a cap and a bias, are finished before their maximum is taken; else a factor above 0 is part of the
- * exponent. */
+/* CAPPED: logits are finished before their maximum is taken; else a factor above 0 is part of the exponent. */
 template <class P, bool CAPPED>
 __device__ __forceinline__ void consume(
     const TensorMap &map_o, const Scaled &call, bool direct, Shared<P> shared, int group) {
@@ -216,7 +223,7 @@ __device__ __forceinline__ void consume(
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
   Logits logits(call);
   const float given = logits.factor;
-  float slope = 0;
+  float slope; /* of the tile's head, before the factor */
   bool finished = CAPPED; /* before the maximum is taken */
   Ring<P::TILES> qs;
   Ring<P::STAGES> ks, vs;
@@ -237,11 +244,11 @@ __device__ __forceinline__ void consume(
     query = top + warp * 16;
     whole_begin = call.seen(min(top + 63, call.queries - 1)).begin, whole_end = call.seen(top).end;
     softmax = Softmax();
-    slope = call.slope(t.head);
     if constexpr (SCALED) {
       logits.factor = given * call.of_logits(t.batch, t.head, t.kv_head);
       finished = CAPPED || !(logits.factor > 1e-30f);
     }
+    slope = call.slope(t.head) / factor();
     return true;
   };
   auto start_logits = [&] {
@@ -278,20 +285,21 @@ __device__ __forceinline__ void consume(
       release(shared.q_empty(qs.stage));
       qs.next();
     }
-    int begin = block * P::BN;
     if (CAPPED || SCALED && finished) {
-      int apart = call.place(query + lane / 4) - begin - lane % 4 * 2; /* of this thread's first row and column */
 #pragma unroll
-      for (int j = 0; j < P::BN / 2; ++j) {
-        s[j] = CAPPED ? logits.of(s[j], slope, apart + 8 * row_of(j) - column_of(j)) : s[j] * logits.factor;
-      }
+      for (int j = 0; j < P::BN / 2; ++j) s[j] = CAPPED ? logits.of(s[j]) : s[j] * logits.factor;
+    }
+    int begin = block * P::BN, column = begin + lane % 4 * 2; /* the first of this thread's */
+    if constexpr (ALIBI) {
+      int apart = call.place(query + lane / 4) - column;
+      bias(s, slope, {apart, apart + 8});
     }
     if (begin < whole_begin || begin + P::BN > whole_end) {
       int low[2], high[2];
 #pragma unroll
       for (int row = 0; row < 2; ++row) {
         Keys seen = call.seen(query + lane / 4 + 8 * row);
-        low[row] = seen.begin - begin - lane % 4 * 2, high[row] = seen.end - begin - lane % 4 * 2;
+        low[row] = seen.begin - column, high[row] = seen.end - column;
       }
       hide(s, low, high);
     }
@@ -384,7 +392,7 @@ __device__ __forceinline__ void consume(
     }
   }
   if (lane == 0) store_wait<0>();
-  if (__any_sync(0xffffffff, lost)) mend<P>(call, group);
+  if (__any_sync(0xffffffff, lost)) mend(ScaledTiles<P>(call), group);
 }
 
 /* -- the kernels --------------------------------------------------------------------------------- */

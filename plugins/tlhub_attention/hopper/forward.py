@@ -29,8 +29,6 @@ def supports(problem: Problem, facts: DeviceFacts) -> str | None:
             return f"{name} is symbolic; it is compiled for one number of channels"
         if extent % 8 or not 8 <= extent <= _MOST:
             return f"{name}={extent}; it takes multiples of 8 from 8 to {_MOST}"
-    if problem.option["alibi"]:
-        return "alibi=True; it has no bias"
     return None
 
 

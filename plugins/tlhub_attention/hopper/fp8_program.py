@@ -21,8 +21,7 @@ _PTX = {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
 def program(problem: Problem, config: Config, arch: str) -> CudaProgram:
     """Return the program of the plans in *config*; what tensor maps cannot take is computed row by row."""
     chosen = [Plan(*Plan.parse(text)) for text in str(config["plans"]).split()]
-    plain = [] if problem.option["alibi"] else [_Kernel(problem, plan, False) for plan in chosen]
-    kernels = [*plain, _Kernel(problem, chosen[-1], True)]
+    kernels = [_Kernel(problem, plan, False) for plan in chosen] + [_Kernel(problem, chosen[-1], True)]
     ptx, (_, d_v) = _PTX[dict(problem.dtypes)["q"]], _channels(problem)
     source = [
         "#include <cuda_fp8.h>",
@@ -72,7 +71,7 @@ def _branches(problem: Problem, kernels: Sequence[_Kernel]) -> Iterator[Branch]:
 
 
 class _Kernel(NamedTuple):
-    """A kernel of *plan*; ``capped``: for logits of any scale, with and without a soft cap, and a bias."""
+    """A kernel of *plan*; ``capped``: for logits of any scale, with and without a soft cap."""
 
     problem: Problem
     plan: Plan
