@@ -15,7 +15,7 @@ from tlhub.workload import Item
 from tlhub_attention.contracts.forward import ATTENTION
 from tlhub_attention.hopper import forward_plan
 from tlhub_attention.hopper.fp8 import HOPPER_FP8
-from tlhub_attention.hopper.fp8_plan import Plan, plans
+from tlhub_attention.hopper.fp8_plan import Plan, part, plans
 
 H200 = DeviceFacts("cuda:sm_90a", "an H200", cores=132, shared_memory=227 * 1024)
 SYMBOLS = {"B": "B", "S": "S", "H": "H", "H_kv": "H_kv", "S_kv": "S_kv"}
@@ -81,8 +81,18 @@ def test_every_plan_has_room_for_its_rings_and_a_chunk_of_o(item):
 
 def test_no_plan_keeps_more_in_registers_than_a_consumer_has():
     for _, d_v, plan in every_plan():
-        logits, weights, sums = plan.keys // 2, plan.keys // 8, forward_plan.round_up(d_v, 32) // 2
+        logits, weights = plan.keys // 2, plan.keys // 8
+        sums = (forward_plan.round_up(d_v, 32) + part(d_v)) // 2
         assert logits + weights + sums + 32 <= (160 if plan.groups == 3 else 232)
+
+
+@pytest.mark.parametrize("d_v", range(16, 257, 16))
+def test_products_are_of_whole_parts_of_the_channels_and_8_at_a_time(d_v):
+    assert forward_plan.round_up(d_v, 32) % part(d_v) == 0 and part(d_v) % 8 == 0
+
+
+def test_a_tensor_core_keeps_no_sum_of_more_keys_than_the_tolerance_allows():
+    assert all(plan.keys <= 128 for *_, plan in every_plan())
 
 
 def test_elements_of_a_byte_take_half_the_rings():
@@ -156,19 +166,19 @@ def test_v_is_laid_across_before_the_launch_that_reads_it(driver):
     said = served(driver, 1000, 1100)
     across, attend = said.launches()
     assert (across["kernel"], across["grid"], across["programmatic"]) == ("fp8_across", [2 * 2 * 9, 1, 1], 1)
-    assert (attend["kernel"], attend["grid"], attend["block"]) == ("fp8_128x128", [128, 1, 1], [384, 1, 1])
-    assert attend["programmatic"] == 1 and attend["shared"] == Plan(128, 128).shared(128, 128, 2)
-    assert number(across["parameters"][0]) == number(attend["parameters"][2]) == 1 << 46
-    assert number(across["parameters"][1], "i") == 1152  # places for keys, in whole blocks
+    assert (attend["kernel"], attend["grid"], attend["block"]) == ("fp8_128x96", [128, 1, 1], [384, 1, 1])
+    assert attend["programmatic"] == 1 and attend["shared"] == Plan(128, 96).shared(128, 128, 2)
+    assert number(across["parameters"][0]) == number(attend["parameters"][4]) == 1 << 46
+    assert number(across["parameters"][1], "I") == number(attend["parameters"][5], "I") == 1152  # places for keys, in whole blocks
 
 
 def test_tensor_maps_have_the_arrays_as_they_are_stored(driver):
     """Here q in a packed array, and k stored (batch, heads, sequence, channels)."""
     packed = {"strides": (1000 * 3072, 3072, 128, 1)}
     said = served(driver, q=packed, k={"strides": (2 * 1000 * 128, 128, 1000 * 128, 1)})
-    q, k, _, o = said.maps(said.launches()[1])[:4]
+    q, k, o = said.maps(said.launches()[1])[:3]
     assert (q["dims"], q["strides"], q["box"]) == ([128, 1000, 8, 2], [3072, 128, 3072000], [128, 128, 1, 1])
-    assert (k["dims"], k["strides"], k["box"]) == ([128, 1000, 2, 2], [128, 128000, 256000], [128, 128, 1, 1])
+    assert (k["dims"], k["strides"], k["box"]) == ([128, 1000, 2, 2], [128, 128000, 256000], [128, 96, 1, 1])
     assert (o["dims"], o["strides"], o["box"]) == ([128, 1000, 8, 2], [2048, 256, 2048000], [64, 16, 1, 1])
 
 
@@ -180,17 +190,17 @@ def test_factors_keep_their_strides(driver):
 def test_an_o_that_has_no_tensor_map_is_written_element_by_element(driver):
     said = served(driver, o={"address": (1 << 44) + 2})
     launch = said.launches()[1]
-    assert launch["kernel"] == "fp8_128x128" and number(launch["parameters"][4], "i") == 1
-    assert said.maps(launch)[3]["address"] == 1 << 42
+    assert launch["kernel"] == "fp8_128x96" and number(launch["parameters"][3], "i") == 1
+    assert said.maps(launch)[2]["address"] == 1 << 42
 
 
 @pytest.mark.parametrize(
     ("scalars", "kernel"),
     [
-        ((0.1, 100, 0.0), "fp8_128x128"),
-        ((0.1, 0, 30.0), "fp8_128x128_capped"),
-        ((-0.1, 0, 0.0), "fp8_128x128_capped"),
-        ((float("nan"), 0, 0.0), "fp8_128x128_capped"),
+        ((0.1, 100, 0.0), "fp8_128x96"),
+        ((0.1, 0, 30.0), "fp8_128x96_capped"),
+        ((-0.1, 0, 0.0), "fp8_128x96_capped"),
+        ((float("nan"), 0, 0.0), "fp8_128x96_capped"),
     ],
 )
 def test_a_cap_or_an_unusual_scale_takes_the_kernel_that_finishes_logits(driver, scalars, kernel):
