@@ -215,7 +215,8 @@ __device__ __forceinline__ uint32_t pack_e4m3(float a, float b, float c, float d
 template <int N> struct QK;
 template <int N> struct PV;
 
-/* CAPPED: logits are finished before their maximum is taken; else a factor above 0 is part of the exponent. */
+/* CAPPED: logits are finished before their maximum is taken; else a factor above 0 is part of the exponent, and the rows
+ * of a head with another are computed again. */
 template <class P, bool CAPPED>
 __device__ __forceinline__ void consume(
     const TensorMap &map_o, const Scaled &call, bool direct, Shared<P> shared, int group) {
@@ -223,8 +224,7 @@ __device__ __forceinline__ void consume(
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
   Logits logits(call);
   const float given = logits.factor;
-  float slope; /* of the tile's head, before the factor */
-  bool finished = CAPPED; /* before the maximum is taken */
+  float factor = CAPPED ? 1.f : given, slope; /* of the tile's head, before the factor */
   Ring<P::TILES> qs;
   Ring<P::STAGES> ks, vs;
   float s[P::BN / 2], part[P::PART / 2], sum[P::CHANNELS / 2] = {};
@@ -234,7 +234,6 @@ __device__ __forceinline__ void consume(
   int query, whole_begin, whole_end; /* this warp's first, and the keys that all of this consumer's see */
   bool lost = false;
 
-  auto factor = [&] { return finished ? 1.f : logits.factor; };
   auto release = [&](uint32_t empty) {
     if (lane == 0) barrier_arrive(empty);
   };
@@ -246,9 +245,9 @@ __device__ __forceinline__ void consume(
     softmax = Softmax();
     if constexpr (SCALED) {
       logits.factor = given * call.of_logits(t.batch, t.head, t.kv_head);
-      finished = CAPPED || !(logits.factor > 1e-30f);
+      if (!CAPPED) factor = fmaxf(logits.factor, 1e-30f);
     }
-    slope = call.slope(t.head) / factor();
+    slope = call.slope(t.head) / factor;
     return true;
   };
   auto start_logits = [&] {
@@ -285,9 +284,9 @@ __device__ __forceinline__ void consume(
       release(shared.q_empty(qs.stage));
       qs.next();
     }
-    if (CAPPED || SCALED && finished) {
+    if constexpr (CAPPED) {
 #pragma unroll
-      for (int j = 0; j < P::BN / 2; ++j) s[j] = CAPPED ? logits.of(s[j]) : s[j] * logits.factor;
+      for (int j = 0; j < P::BN / 2; ++j) s[j] = logits.of(s[j]);
     }
     int begin = block * P::BN, column = begin + lane % 4 * 2; /* the first of this thread's */
     if constexpr (ALIBI) {
@@ -303,7 +302,7 @@ __device__ __forceinline__ void consume(
       }
       hide(s, low, high);
     }
-    bool moved = weigh(softmax, s, factor());
+    bool moved = weigh(softmax, s, factor);
     /* This always releases: the compiler cannot know it, and has the weights made before it waits for the sum. */
     if (!(softmax.total[0] + softmax.total[1] < 0)) release(shared.k_empty(ks.stage));
     ks.next();
@@ -362,12 +361,15 @@ __device__ __forceinline__ void consume(
     }
     Tile done = t;
     Softmax of_done = softmax;
-    of_done.peak[0] *= factor(), of_done.peak[1] *= factor();
+    of_done.peak[0] *= factor, of_done.peak[1] *= factor;
     int query_done = query;
     more = next_tile();
     auto finish_done = [&] {
       constexpr float LOWERED = 1.f / (1 << int(RAISE));
       float output = LOWERED * call.of_output(done.batch, done.kv_head);
+      if (SCALED && !CAPPED && !(given * call.of_logits(done.batch, done.head, done.kv_head) >= 0)) {
+        output = __int_as_float(0x7fffffff), lost = true; /* NaN, to be mended */
+      }
 #pragma unroll
       for (int j = 0; j < P::CHANNELS / 2; ++j) sum[j] *= output;
       of_done.total[0] *= LOWERED, of_done.total[1] *= LOWERED;
