@@ -17,6 +17,8 @@ from tlhub_attention.hopper.decode import HOPPER_DECODE
 from tlhub_attention.hopper.forward import HOPPER
 from tlhub_attention.hopper.fp8 import HOPPER_FP8
 from tlhub_attention.hopper.varlen import HOPPER_VARLEN
+from tlhub_attention.mma.decode import MMA_DECODE
+from tlhub_attention.mma.forward import MMA, MMA_VARLEN
 
 TLHUB_API = 1
 
@@ -39,4 +41,7 @@ def tlhub_schedules() -> Iterable[Schedule]:
         HOPPER_BWD,
         HOPPER_DECODE,
         HOPPER_VARLEN,
+        MMA,
+        MMA_VARLEN,
+        MMA_DECODE,
     ]

@@ -21,6 +21,7 @@
 
 namespace hopper {
 
+using namespace accumulators;
 using namespace tensor_cores;
 
 constexpr int GROUP = 128; /* threads */
@@ -203,71 +204,12 @@ __device__ __forceinline__ void give_turn(int group) {
   asm volatile("bar.arrive %0, %1;" ::"r"(1 + group), "n"(2 * GROUP) : "memory");
 }
 
-/* A thread has two rows of an accumulator: of each 8 columns two floats of row lane / 4, two of the row 8 below. */
-__device__ constexpr int row_of(int i) { return i / 2 % 2; }
-__device__ constexpr int column_of(int i) { return i / 4 * 8 + i % 2; }
-
-/* The softmax of a thread's two rows: the logit that exponents are relative to, and this thread's part of the sum. */
-struct Softmax {
-  float peak[2] = {-infinity(), -infinity()}, total[2] = {}, correction[2];
-
-  /* What is subtracted from exponents: the peak, or 0 where no key has been seen. */
-  __device__ __forceinline__ float base(int row, float factor) const {
-    return peak[row] == -infinity() ? 0.f : peak[row] * factor;
-  }
-
-  /* Make weights of logits. If it returns true, sums so far are to be multiplied by `correction`: a warp's peaks move
-   * when a maximum is above one by so much that weights are large, up to 2**SLACK. */
-  template <int N> __device__ __forceinline__ bool weigh(float (&s)[N], float factor) {
-    constexpr float SLACK = 8;
-    float most[2];
-    bool moved = false;
-#pragma unroll
-    for (int row = 0; row < 2; ++row) {
-      most[row] = peak[row];
-#pragma unroll
-      for (int i = 0; i < N; ++i) {
-        if (row_of(i) == row) most[row] = fmaxf(most[row], s[i]);
-      }
-      most[row] = fmaxf(most[row], __shfl_xor_sync(0xffffffff, most[row], 1));
-      most[row] = fmaxf(most[row], __shfl_xor_sync(0xffffffff, most[row], 2));
-      moved |= !((most[row] - peak[row]) * factor <= SLACK);
-    }
-    moved = __any_sync(0xffffffff, moved);
-    if (moved) {
-#pragma unroll
-      for (int row = 0; row < 2; ++row) {
-        float before = peak[row] * factor;
-        peak[row] = most[row];
-        correction[row] = exp2_fast(before - base(row, factor));
-        total[row] *= correction[row];
-      }
-    }
-    float subtract[2] = {base(0, factor), base(1, factor)};
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      s[i] = exp2_fast(fmaf(s[i], factor, -subtract[row_of(i)]));
-      total[row_of(i)] += s[i];
-    }
-    return moved;
-  }
-};
-
 /* Take from products what a slope does for each key between this thread's two rows and a block of keys; `apart`: how
  * many there are up to its first. */
 template <int N> __device__ __forceinline__ void bias(float (&s)[N], float slope, const int (&apart)[2]) {
   float from[2] = {float(apart[0]), float(apart[1])};
 #pragma unroll
   for (int i = 0; i < N; ++i) s[i] = fmaf(-slope, fabsf(from[row_of(i)] - float(column_of(i))), s[i]);
-}
-
-/* What of a block of keys this thread's two rows see: the columns from `low` up to `high`, counted from its first. */
-template <int N> __device__ __forceinline__ void hide(float (&s)[N], const int (&low)[2], const int (&high)[2]) {
-#pragma unroll
-  for (int i = 0; i < N; ++i) {
-    int row = row_of(i);
-    if (column_of(i) < low[row] || column_of(i) >= high[row]) s[i] = -infinity();
-  }
 }
 
 /* Write a warp's 16 rows of a chunk to shared memory, row by row, swizzled by the width of a row. */
@@ -296,23 +238,18 @@ template <class P> __device__ __forceinline__ void stage_chunk(uint32_t to, cons
   }
 }
 
-/* Write a staged chunk to o in pieces, of 16 bytes where o has room for them side by side, else an element each. */
-template <class P>
+/* Write a staged chunk to o piece by piece: an element, or 16 bytes where o has room for them side by side. */
+template <class P, class PIECE>
 __device__ __forceinline__ void write_chunk(
-    uint32_t from, const Call &call, const Tile &t, int query, int channel, int lane, bool wide) {
-  constexpr int WIDTH = P::CHUNK * int(sizeof(O)), SWIZZLE = WIDTH - 16;
-  int piece = wide ? 16 : int(sizeof(O));
+    uint32_t from, const Call &call, const Tile &t, int query, int channel, int lane) {
+  constexpr int WIDTH = P::CHUNK * int(sizeof(O)), SWIZZLE = WIDTH - 16, SOME = sizeof(PIECE) / sizeof(O);
 #pragma unroll 1
-  for (int at = lane * piece; at < 16 * WIDTH; at += 32 * piece) {
-    int row = query + at / WIDTH, column = channel + at % WIDTH / int(sizeof(O));
+  for (int i = lane * SOME; i < 16 * P::CHUNK; i += 32 * SOME) {
+    int row = query + i / P::CHUNK, column = channel + i % P::CHUNK, at = i * int(sizeof(O));
     if (row < call.queries && column < D_V) {
-      O *to = call.o + call.of_o.at(t.batch, row, t.head) + column * call.of_o.channel;
-      void *staged = __cvta_shared_to_generic(from + (at ^ (at >> 3 & SWIZZLE)));
-      if (wide) {
-        *reinterpret_cast<uint4 *>(to) = *static_cast<const uint4 *>(staged);
-      } else {
-        *to = *static_cast<const O *>(staged);
-      }
+      O *to = call.o + (call.of_o.at(t.batch, row, t.head) + column * call.of_o.channel);
+      *reinterpret_cast<PIECE *>(to) =
+          *reinterpret_cast<const PIECE *>(__cvta_shared_to_generic(from + (at ^ (at >> 3 & SWIZZLE))));
     }
   }
 }
@@ -355,9 +292,12 @@ __device__ __forceinline__ bool finish(
     }
     __syncwarp();
     stage_chunk<P>(chunk, &sum[channel / 2], lane);
-    if (direct || cut) {
+    if (direct) {
       __syncwarp();
-      write_chunk<P>(chunk, call, t, query, channel, lane, cut && !direct);
+      write_chunk<P, O>(chunk, call, t, query, channel, lane);
+    } else if (cut) {
+      __syncwarp();
+      write_chunk<P, uint4>(chunk, call, t, query, channel, lane);
     } else {
       fence_copies();
       __syncwarp();
@@ -447,9 +387,9 @@ __device__ __forceinline__ void consume(
 #pragma unroll
       for (int j = 0; j < P::BN / 2; ++j) s[j] = logits.of(s[j]);
     }
-    int begin = block * P::BN, column = begin + lane % 4 * 2; /* the first of this thread's */
+    int begin = block * P::BN;
     if constexpr (ALIBI) {
-      int apart = tiles.of(t).place(query + lane / 4) - column;
+      int apart = tiles.of(t).place(query + lane / 4) - begin - lane % 4 * 2;
       bias(s, slope, {apart, apart + 8});
     }
     if (begin < whole_begin || begin + P::BN > whole_end) {
@@ -458,7 +398,7 @@ __device__ __forceinline__ void consume(
 #pragma unroll
       for (int row = 0; row < 2; ++row) {
         Keys seen = one.seen(query + lane / 4 + 8 * row);
-        low[row] = seen.begin - column, high[row] = seen.end - column;
+        low[row] = seen.begin - begin - lane % 4 * 2, high[row] = seen.end - begin - lane % 4 * 2;
       }
       hide(s, low, high);
     }

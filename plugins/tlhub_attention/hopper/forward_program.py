@@ -60,7 +60,7 @@ class Kernel:
     plan: Plan
     capped: bool
 
-    FILES: ClassVar[tuple[str, ...]] = ("forward_hopper.cuh",)
+    FILES: ClassVar[tuple[str, ...]] = ("softmax.cuh", "forward_hopper.cuh")
     KEYS: ClassVar[str] = "S_kv"  # that a query may see
     BESIDE: ClassVar[int] = 0  # bytes of shared memory besides the plan's
 

@@ -54,7 +54,10 @@ HOPPER_FP8 = Schedule(
         "tlhub_attention.cuda.code",
         "tlhub.cuda.tensor_cores",
         "tlhub/cuda/tensor_cores.cuh",
-        *(f"tlhub_attention/cuda/{name}.cuh" for name in ("call", "fp8_call", "rows", "forward_hopper", "fp8_hopper")),
+        *(
+            f"tlhub_attention/cuda/{name}.cuh"
+            for name in ("call", "fp8_call", "rows", "softmax", "forward_hopper", "fp8_hopper")
+        ),
     ),
     experimental=True,
     priority=20,

@@ -14,6 +14,7 @@ from tlhub_attention.hopper.fp8_plan import Plan, part, row
 
 _SERVED = f"H_kv > 0 && H % H_kv == 0 && S < {code.MOST} && S_kv < {code.MOST}"
 _PLAIN = "softcap == 0 && scale > 1e-30"  # as in forward_program; factors on the device are looked at there
+_FILES = ("fp8_call.cuh", "rows.cuh", tensor_cores.FILE, "softmax.cuh", "forward_hopper.cuh", "fp8_hopper.cuh")
 _ACROSS_KEYS, _ACROSS_THREADS = 128, 256  # of a block that lays v across, as fp8_hopper.cuh has them
 _PTX = {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
 
@@ -26,7 +27,7 @@ def program(problem: Problem, config: Config, arch: str) -> CudaProgram:
     source = [
         "#include <cuda_fp8.h>",
         f"constexpr bool SCALED = {str(problem.option['scaled']).lower()};",
-        code.source(problem, "fp8_call.cuh", "rows.cuh", tensor_cores.FILE, "forward_hopper.cuh", "fp8_hopper.cuh"),
+        code.source(problem, *_FILES),
         *(_product("QK", ptx, ptx, keys, 0) for keys in sorted({kernel.plan.keys for kernel in kernels})),
         _product("PV", "e4m3", ptx, part(d_v), 4),
         *(kernel.instance() for kernel in kernels),
