@@ -15,6 +15,7 @@ from tlhub_attention.cpu.schedules import FLASH, FLASH_BWD, FLASH_DECODE, FLASH_
 from tlhub_attention.hopper.backward import HOPPER_BWD
 from tlhub_attention.hopper.decode import HOPPER_DECODE
 from tlhub_attention.hopper.forward import HOPPER
+from tlhub_attention.hopper.fp8 import HOPPER_FP8
 from tlhub_attention.hopper.varlen import HOPPER_VARLEN
 from tlhub_attention.mma.decode import MMA_DECODE
 from tlhub_attention.mma.forward import MMA, MMA_VARLEN
@@ -36,6 +37,7 @@ def tlhub_schedules() -> Iterable[Schedule]:
         FLASH_VARLEN,
         FLASH_VARLEN_BWD,
         HOPPER,
+        HOPPER_FP8,
         HOPPER_BWD,
         HOPPER_DECODE,
         HOPPER_VARLEN,

@@ -8,7 +8,13 @@ from pathlib import Path
 from tlhub.build.program import Parameter, TensorMap
 from tlhub.specs import DTYPES, Problem
 
-_TYPES = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
+_TYPES = {
+    "float32": "float",
+    "float16": "__half",
+    "bfloat16": "__nv_bfloat16",
+    "float8_e4m3fn": "__nv_fp8_e4m3",
+    "float8_e5m2": "__nv_fp8_e5m2",
+}
 
 MOST = 0x3FFF0000
 """What positions, and tiles, stay below, so that twice as many are ints."""

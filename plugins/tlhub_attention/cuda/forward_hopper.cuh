@@ -313,7 +313,7 @@ template <class TILES> __device__ __forceinline__ void mend(TILES tiles, int gro
   if (lane == 0) store_wait_whole();
   __syncwarp();
   for (Tile t; tiles.next(t);) {
-    const Call &one = tiles.of(t);
+    const auto &one = tiles.of(t);
     int query = t.query + group * 64 + warp * 16, end = min(query + 16, one.queries);
     for (int i = query; i < end; ++i) {
       const O *o = one.o + one.of_o.at(t.batch, i, t.head);

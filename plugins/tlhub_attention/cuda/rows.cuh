@@ -21,8 +21,8 @@ __device__ __forceinline__ float warp_sum(float x) {
   return x;
 }
 
-/* The row of query i, by a warp. */
-__device__ __forceinline__ void attend_row(const Call &call, int b, int h, int i) {
+/* The row of query i, by a warp; `factor`: of v. */
+__device__ __forceinline__ void attend_row(const Call &call, int b, int h, int i, float factor = 1) {
   int kv_head = h / (call.heads / call.kv_heads);
   const T *q = call.q + call.of_q.at(b, i, h);
   const T *k = call.k + call.of_k.at(b, 0, kv_head), *v = call.v + call.of_v.at(b, 0, kv_head);
@@ -51,7 +51,7 @@ __device__ __forceinline__ void attend_row(const Call &call, int b, int h, int i
   }
   O *o = call.o + call.of_o.at(b, i, h);
   each_channel<D_V>([&](int at, int d) {
-    o[d * call.of_o.channel] = from_float<O>(total == 0 ? 0.f : sum[at] / total);
+    o[d * call.of_o.channel] = from_float<O>(total == 0 ? 0.f : sum[at] / total * factor);
   });
   if (threadIdx.x % 32 == 0) call.put_lse(b, h, i, (base + log2f(total)) * LN2);
 }

@@ -8,7 +8,11 @@ from typing import Any
 import numpy as np
 
 from tlhub.specs import Problem
+from tlhub_attention.contracts.forward import FLOAT8
 from tlhub_attention.references.rows import ROUNDOFF, SMALLEST, Array, Rows, blocks, rounded, size, slopes, weigh, wide
+
+_CUT = 2.0**-13  # of the largest of the numbers that a tensor core adds up where these are products of float8
+_KEYS = 128  # of which it may keep a sum
 
 
 class _Softmax(Rows):
@@ -80,8 +84,11 @@ def tolerance(
     - a logit s_j = p_j + b_j errs by e_j = 2 (D + 4) u scale (|q||k_j|) + 4 u (|p_j| + |b_j| + |s_j - max s|): the
       product with its scales, then the soft cap, the bias, the change of base and the subtraction of the maximum.
       tanh does not enlarge an error.
+    - products of two float8 a tensor core adds up 32 at a time, to a sum that it keeps so: each of the 33 numbers is
+      cut towards 0 at c = 2^-13 of the largest. So e_j has (D + D / 32) c scale (|q||k_j|) besides;
     - so a weight errs by w_j e_j, and o by sum_j w_j e_j |v_j - o|, for the weights are divided by their sum;
-    - the two sums over the keys add 2 (n + 8) u (sum_j w_j |v_j| + |o|), with the exponential's 2 ulp;
+    - the two sums over the keys add 2 (n + 8) u (sum_j w_j |v_j| + |o|), with the exponential's 2 ulp, and where v is
+      float8 as above (m + m / 32) c sum_j w_j |v_j|: a tensor core is to keep sums of at most m = 128 keys;
     - weights may be rounded to v's dtype for the second product, as tensor cores take them, when the largest is 1: by
       u_v w_j, and by half of the dtype's least subnormal, for a weight of one among many keys is small;
     - the result is rounded: u_out |o|, and the least subnormal of its dtype.
@@ -90,13 +97,17 @@ def tolerance(
     """
     dtypes = dict(problem.dtypes)
     u = ROUNDOFF["float64" if dtypes["q"] == "float64" else "float32"]
+    cut = _CUT if {dtypes["q"], dtypes["k"]} <= set(FLOAT8) else 0.0
+    cut_v = _CUT if dtypes["v"] in FLOAT8 else 0.0
     o = outputs[0]
     bound = np.zeros(o.shape, like=o)
     lse_bound = np.zeros((o.shape[0], o.shape[2], o.shape[1]), like=o)
     with np.errstate(all="ignore"):
         for b, h, at, rows, values in _rows(problem, inputs, scalars):
             logits = np.where(rows.seen & np.isfinite(rows.logits), rows.logits, 0.0)
-            error = 2 * (rows.q.shape[1] + 4) * u * rows.reach() + 4 * u * (size(rows.products) + size(rows.bias))
+            channels = rows.q.shape[1]
+            error = (2 * (channels + 4) * u + 33 / 32 * channels * cut) * rows.reach()
+            error += 4 * u * (size(rows.products) + size(rows.bias))
             error += 4 * u * np.where(rows.seen, np.abs(logits - rows.peak), 0.0)
             error = np.where(rows.weights > 0.0, rows.weights * error, 0.0)
             seen = rows.seen.sum(axis=1)[:, None]
@@ -105,7 +116,7 @@ def tolerance(
             taken = rows.seen & (rows.total != 0.0)
             rounding = rounded(rows.weights, taken, dtypes["v"], 1 / rows.total)
             moved = (error + rounding) @ size(values) + error.sum(axis=1, keepdims=True) * out
-            sums = 2 * (seen + 8) * u * (mean + out)
+            sums = 2 * (seen + 8) * u * (mean + out) + 33 / 32 * np.minimum(seen, _KEYS) * cut_v * mean
             bound[b, at, h] = moved + sums + ROUNDOFF[dtypes["o"]] * out + SMALLEST[dtypes["o"]]
             lse_bound[b, h, at] = error.sum(axis=1) + 2 * (seen[:, 0] + 8) * u
             lse_bound[b, h, at] += 4 * ROUNDOFF["float32"] * size(rows.lse)
