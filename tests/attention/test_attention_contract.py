@@ -7,7 +7,8 @@ import pytest
 from tlhub import problem
 from tlhub.errors import ArgumentError
 from tlhub.specs import Problem
-from tlhub_attention.contracts.forward import ATTENTION, DTYPES, flops
+from tlhub_attention import tlhub_kernels
+from tlhub_attention.contracts.forward import ATTENTION, DTYPES, FLOAT8, flops
 from tlhub_attention.cpu.schedules import FLASH, configs, supports
 from tlhub_cpu import TARGET
 
@@ -61,6 +62,22 @@ def test_float64_does_not_mix() -> None:
     with pytest.raises(ArgumentError, match="float64 does not mix"):
         make(dtype={"q": "float64", "k": "float32", "v": "float64"})
     assert dict(make(dtype="float64", out_dtype="bfloat16").dtypes)["o"] == "bfloat16"
+
+
+def test_slopes_are_the_last_input_of_all_kernels() -> None:
+    for kernel in tlhub_kernels():
+        shape = {d.name: 8 for d in kernel.dims if d.default is None and not d.when or d.name == "S_kv"}
+        inputs = problem.signature(kernel, problem.make(kernel, shape, "float16", {"alibi": True})).inputs
+        assert (inputs[-1].name, inputs[-1].extents, inputs[-1].dtype) == ("slopes", (8,), "float32")
+
+
+def test_factors_are_for_float8() -> None:
+    inputs = problem.signature(
+        ATTENTION, make({"B": 2, "S": 5, "H": 6, "D": 16, "H_kv": 3}, FLOAT8[0], scaled=True)
+    ).inputs
+    assert [(t.name, t.extents) for t in inputs[3:]] == [("q_scale", (2, 6)), ("k_scale", (2, 3)), ("v_scale", (2, 3))]
+    with pytest.raises(ArgumentError, match="scaled=True, and v is bfloat16; scales are for q, k and v in float8"):
+        make(dtype={"q": FLOAT8[0], "k": FLOAT8[1], "v": "bfloat16"}, scaled=True)
 
 
 def test_flops_count_two_products_and_half_of_them_under_a_causal_mask() -> None:

@@ -23,6 +23,8 @@ _TILES = {
 def supports(problem: Problem, facts: DeviceFacts) -> str | None:
     """Return why the schedule does not serve *problem*, or None."""
     narrow = [f"{name} is {dtype}" for name, dtype in problem.dtypes if dtype in FLOAT8]
+    if problem.option["alibi"]:
+        return "alibi=True; it has no bias"
     return f"{narrow[0]}; float8 is for tensor cores" if narrow else None
 
 
@@ -36,7 +38,7 @@ _SHARED = tuple(f"tlhub_attention.cpu.{m}" for m in ("blocks", "entry", "ir", "m
 FLASH = Schedule(
     name="cpu_flash",
     kernel="attention",
-    kernel_revision=1,
+    kernel_revision=2,
     revision=1,
     targets=("cpu",),
     toolchain="tvm",
@@ -51,11 +53,12 @@ FLASH = Schedule(
 FLASH_BWD = Schedule(
     name="cpu_flash_bwd",
     kernel="attention_bwd",
-    kernel_revision=1,
+    kernel_revision=2,
     revision=1,
     targets=("cpu",),
     toolchain="tvm",
     program="tlhub_attention.cpu.backward:program",
+    supports=supports,
     configs=configs,
     symbolic=FLASH.symbolic,
     sources=(*(f"tlhub_attention.cpu.{m}" for m in ("backward", "backward_task", "gradients")), *_SHARED),

@@ -18,7 +18,7 @@ def configs(problem: Problem, facts: DeviceFacts) -> Sequence[Config]:
 HOPPER_DECODE = Schedule(
     name="hopper",
     kernel="attention_decode",
-    kernel_revision=1,
+    kernel_revision=2,
     revision=1,
     targets=("cuda",),
     toolchain="cuda",

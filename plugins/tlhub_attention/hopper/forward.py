@@ -29,6 +29,8 @@ def supports(problem: Problem, facts: DeviceFacts) -> str | None:
             return f"{name} is symbolic; it is compiled for one number of channels"
         if extent % 8 or not 8 <= extent <= _MOST:
             return f"{name}={extent}; it takes multiples of 8 from 8 to {_MOST}"
+    if problem.option["alibi"]:
+        return "alibi=True; it has no bias"
     return None
 
 
@@ -41,7 +43,7 @@ def configs(problem: Problem, facts: DeviceFacts) -> Sequence[Config]:
 HOPPER = Schedule(
     name="hopper",
     kernel="attention",
-    kernel_revision=1,
+    kernel_revision=2,
     revision=1,
     targets=("cuda",),
     toolchain="cuda",
