@@ -15,19 +15,12 @@ GRADIENTS = ("dout", "dq", "dk", "dv")
 def parameters(problem: Problem) -> tuple[Parameter, ...]:
     """Return the values of GRADIENT_PARAMETERS: those of attention with lse, and the gradients'."""
     attention = replace(problem, options=(*problem.options, ("lse", True)))
-    gradients = (
-        parameter
-        for name in GRADIENTS
-        for parameter in (
-            Parameter("void *", f"DATA({name})"),
-            *(Parameter("int64_t", f"STRIDE({name}, {dim})") for dim in range(4)),
-        )
-    )
+    gradients = (parameter for name in GRADIENTS for parameter in code.array(problem, name))
     return (*code.parameters(attention), *gradients)
 
 
-def rows(problem: Problem, lost: Parameter) -> Launch:
+def rows(problem: Problem, lost: Parameter, programmatic: bool) -> Launch:
     """Return the launch of all rows, or of those that are *lost*: by backward_rows.cuh."""
     count = "CEIL_DIV(B * (H * S + H_kv * S_kv), 4)"
     grid = (f"({count} < SMS * 16 ? {count} : SMS * 16)", 1, 1)
-    return Launch("gradient_rows", grid, (128, 1, 1), (lost, *parameters(problem)), programmatic=True)
+    return Launch("gradient_rows", grid, (128, 1, 1), (lost, *parameters(problem)), programmatic=programmatic)

@@ -3,11 +3,12 @@
 namespace backward {
 
 /* Write a tile of dq from its sums; `whole`: 16 bytes of its rows are aligned. */
-template <class P> __device__ __forceinline__ void end(const Gradients &g, const Scratch &scratch, bool whole) {
+template <class P> __device__ __forceinline__ void end(const Gradients &all, const Scratch &scratch, bool whole) {
   constexpr int PITCH = P::CHANNELS + 8; /* elements of a row */
   __shared__ __align__(16) T rows[P::BM][PITCH];
+  Place<P> at(all.call);
+  Gradients g = all.of(at.span);
   const Call &call = g.call;
-  Place<P> at(call);
   int group = threadIdx.x / GROUP, lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
   const float4 *sums = reinterpret_cast<const float4 *>(
       scratch.sums + (index_t(blockIdx.x) * GROUPS + group) * (64 * 64)) + threadIdx.x % GROUP;

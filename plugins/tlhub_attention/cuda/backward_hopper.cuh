@@ -154,8 +154,7 @@ __device__ __forceinline__ void hand_on(
     if (first) {
       float *to = scratch.sums + part * (64 * 64);
       if constexpr (DETERMINISTIC) {
-        int last = g.call.seen(min((step.tile + 1) * P::BM, g.call.queries) - 1).end - 1;
-        await_count(scratch.turns + part, last / P::BN - t.key / P::BN);
+        await_count(scratch.turns + part, step.turn());
         add_bytes(to, shared.dq(group), P::DQ_BYTES);
         store_wait_whole();
         add_count(scratch.turns + part);

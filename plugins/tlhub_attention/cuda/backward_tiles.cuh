@@ -18,19 +18,33 @@ struct Scratch {
       : sums(sums), stats(stats), lost(counts), begun(counts + 1), turns(counts + 2) {}
 };
 
+/* VARLEN: what number the first tile of a sequence has, among those of a head, so that none has two: it need not have
+ * all those up to the next one's. And how many numbers there are. */
+template <int SIZE> __device__ __forceinline__ int first_tile(int start, int n) { return start / SIZE + n + 1; }
+template <int SIZE> __device__ __forceinline__ int tiles_of(const Call &call, int positions) {
+  return VARLEN ? positions / SIZE + call.batch + 2 : (positions + SIZE - 1) / SIZE;
+}
+
 /* A block's keys, from `key` on, and the tiles of queries that see some, from `first` up to `end`, in every head of the
  * group; those from `whole` up to `whole_end` see all. Of a head come first the keys that most queries see under a
  * causal mask; where the order is given the last keys, to which queries come first. */
 template <class P> struct Tile {
   int batch, kv_head, key, first, end, whole, whole_end;
-  int down; /* tiles of queries of a head */
+  int down, top; /* tiles of queries of a head, and the number of the sequence's first */
+  Span span;     /* VARLEN: the sequence, that positions are of */
 
   __device__ __forceinline__ Tile(const Gradients &g, int number) {
-    const Call &call = g.call;
-    int across = (call.keys + P::BN - 1) / P::BN, head = number / across;
-    batch = head / call.kv_heads, kv_head = head % call.kv_heads;
-    key = (DETERMINISTIC ? across - 1 - number % across : number % across) * P::BN;
-    down = (call.queries + P::BM - 1) / P::BM;
+    int across = tiles_of<P::BN>(g.call, g.call.keys), head = number / across;
+    batch = head / g.call.kv_heads, kv_head = head % g.call.kv_heads;
+    int tile = DETERMINISTIC ? across - 1 - number % across : number % across;
+    down = tiles_of<P::BM>(g.call, g.call.queries), top = 0, span = {};
+    if constexpr (VARLEN) {
+      auto first_of = [&](int n) { return first_tile<P::BN>(n < 0 ? 0 : g.call.start_kv(n), n); };
+      int n = last_that(g.call, [&](int n) { return first_of(n) <= tile; });
+      span = span_by_keys(g.call, n), tile -= first_of(n), top = first_tile<P::BM>(span.query, n);
+    }
+    key = tile * P::BN;
+    Call call = g.of(span).call;
     Queries seen = seen_by(call, key, min(key + P::BN, call.keys) - 1);
     first = seen.begin / P::BM, end = seen.begin < seen.end ? (seen.end + P::BM - 1) / P::BM : first;
     whole = (seen_by(call, key + P::BN - 1, key).begin + P::BM - 1) / P::BM;
@@ -53,7 +67,12 @@ template <class P> struct Step {
     if (++tile == t.end) tile = t.first, ++head;
   }
   __device__ __forceinline__ index_t number() const {
-    return (index_t(t.batch) * g.call.heads + head) * t.down + tile;
+    return (index_t(t.batch) * g.call.heads + head) * t.down + t.top + tile;
+  }
+  /* How many blocks add to the sums before this one, where the order is given: those of the keys after its. */
+  __device__ __forceinline__ int turn() const {
+    int last = g.call.seen(min((tile + 1) * P::BM, g.call.queries) - 1).end - 1;
+    return last / P::BN - t.key / P::BN;
   }
 };
 

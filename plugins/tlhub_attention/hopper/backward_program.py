@@ -42,7 +42,7 @@ def program(problem: Problem, config: Config, arch: str) -> CudaProgram:
     values = {_tiles(plan): f"B * H * CEIL_DIV(S, {plan.queries})" for plan in tiles}
     return CudaProgram(
         source,
-        (*_branches(kernels), Branch((backward_code.rows(problem, Parameter("void *", 0)),), _SERVED)),
+        (*_branches(kernels), Branch((backward_code.rows(problem, Parameter("void *", 0), True),), _SERVED)),
         values=values,
     )
 
@@ -116,7 +116,12 @@ class _Kernel(NamedTuple):
             shared=self.shared,
             programmatic=True,
         )
-        return end(_begin(plan), "o"), products, end(_end(plan), "dq"), backward_code.rows(self.problem, scratch[2])
+        return (
+            end(_begin(plan), "o"),
+            products,
+            end(_end(plan), "dq"),
+            backward_code.rows(self.problem, scratch[2], True),
+        )
 
 
 def _tiles(plan: Plan) -> str:
