@@ -19,6 +19,11 @@ def parameters(problem: Problem) -> tuple[Parameter, ...]:
     return (*code.parameters(attention), *gradients)
 
 
+def tiles(problem: Problem, positions: str, size: int) -> str:
+    """Return how many tiles of *size* a head's *positions* have, by backward_tiles.cuh's numbers."""
+    return f"({positions} / {size} + N1 + 1)" if code.varlen(problem) else f"CEIL_DIV({positions}, {size})"
+
+
 def rows(problem: Problem, lost: Parameter, programmatic: bool) -> Launch:
     """Return the launch of all rows, or of those that are *lost*: by backward_rows.cuh."""
     count = "CEIL_DIV(B * (H * S + H_kv * S_kv), 4)"
