@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from tlhub import shapes
 from tlhub.errors import ArgumentError, did_you_mean, suggest
-from tlhub.specs import DTYPES, Arg, Dim, Extent, Kernel, Option, Problem, Signature, Tensor, Value
+from tlhub.specs import DTYPES, Arg, Extent, Kernel, Option, Problem, Signature, Tensor, Value
 
-Shape = Any
-"""A sequence of extents in the kernel's order, or a mapping of dim names to extents."""
-
-_SYMBOL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|\?[0-9]+")
 _INVERSE_SQRT = re.compile(r"1/sqrt\((\w+)\)")
-_LARGEST = 2**31 - 1
 
 
-def make(kernel: Kernel, shape: Shape, dtype: str | Mapping[str, str], options: Mapping[str, Any]) -> Problem:
+def make(kernel: Kernel, shape: shapes.Shape, dtype: str | Mapping[str, str], options: Mapping[str, Any]) -> Problem:
     """Return the canonical problem of *kernel*.
 
     *shape*: extents by position (all dims, or the required ones and as many trailing optional ones as
@@ -27,8 +22,8 @@ def make(kernel: Kernel, shape: Shape, dtype: str | Mapping[str, str], options: 
     """
     main, given = _dtypes(kernel, dtype)
     chosen = _options(kernel, main, options)
-    dims = _canonical(_dims(kernel, chosen, shape))
-    args = [a for a in (*kernel.inputs, *kernel.outputs) if _exists(a, chosen)]
+    dims = shapes.canonical(shapes.extents(kernel, chosen, shape))
+    args = [a for a in (*kernel.inputs, *kernel.outputs) if shapes.exists(a, chosen)]
     unknown = set(given) - {a.name for a in args if a.dtype == "dtype"}
     if unknown:
         name = sorted(unknown)[0]
@@ -56,7 +51,7 @@ def signature(kernel: Kernel, problem: Problem) -> Signature:
         return tuple(
             Tensor(a.name, a.dims, tuple(extents[d] for d in a.dims), dtypes[a.name], output)
             for a in args
-            if _exists(a, options)
+            if shapes.exists(a, options)
         )
 
     elide = next((d.name for d in kernel.dims if d.elide), None)
@@ -65,14 +60,14 @@ def signature(kernel: Kernel, problem: Problem) -> Signature:
 
 def symbols(kernel: Kernel, dtype: str, options: Mapping[str, Any]) -> dict[str, Extent]:
     """Return the shape of *kernel* that leaves every dim open which there is under *options*."""
-    return {d.name: d.name for d in _there(kernel, _options(kernel, dtype, options))}
+    return {d.name: d.name for d in shapes.there(kernel, _options(kernel, dtype, options))}
 
 
 def generalise(problem: Problem, symbolic: Iterable[str]) -> Problem:
     """Return *problem* with the dims named in *symbolic* made symbols, each its own."""
     free = set(symbolic)
     dims = tuple((name, f"free_{name}" if name in free else extent) for name, extent in problem.dims)
-    return Problem(problem.kernel, problem.revision, _canonical(dims), problem.dtypes, problem.options)
+    return Problem(problem.kernel, problem.revision, shapes.canonical(dims), problem.dtypes, problem.options)
 
 
 def typed(kernel: Kernel, problem: Problem) -> tuple[dict[str, Extent], str | dict[str, str], dict[str, Value]]:
@@ -123,126 +118,9 @@ def root_of(default: str) -> str:
     return match[1] if match else ""
 
 
-# -- dims ------------------------------------------------------------------------------------------
-
-
-def extent(value: Any, kernel: str, dim: str) -> Extent:
-    """Return *value* as an extent: an integer of at least 0 (no bool, no float), or a symbol."""
-    if isinstance(value, str):
-        if _SYMBOL.fullmatch(value):
-            return value
-    elif not isinstance(value, bool):
-        try:
-            number = operator.index(value)
-        except TypeError:
-            number = -1
-        if 0 <= number <= _LARGEST:
-            return number
-    raise ArgumentError(
-        f"{kernel}: dim {dim} is {value!r}; a dim is an integer from 0 to {_LARGEST}, or a name such as {dim!r} "
-        "for a symbolic one",
-        argument=dim,
-        expected="an integer or a name",
-        got=repr(value),
-        hint=f"{dim}={_nearest_extent(value)}",
-    )
-
-
-def _nearest_extent(value: Any) -> int:
-    """Return the extent that was meant by *value*, 64.0 say, else one as an example."""
-    if isinstance(value, float) and value.is_integer() and 0 <= value <= _LARGEST:
-        return int(value)
-    return 1024
-
-
-def _there(kernel: Kernel, options: Mapping[str, Value]) -> tuple[Dim, ...]:
-    """Return the dims that there are under *options*, all of which are given."""
-    return tuple(d for d in kernel.dims if _exists(d, options))
-
-
-def _dims(kernel: Kernel, options: Mapping[str, Value], shape: Shape) -> tuple[tuple[str, Extent], ...]:
-    there = _there(kernel, options)
-    names = [d.name for d in there]
-    if isinstance(shape, Mapping):
-        given = dict(shape)
-        for name in given:
-            if name not in names:
-                under = next((f"{n}={v!r}" for d in kernel.dims if d.name == name for n, v in d.when.items()), None)
-                raise ArgumentError(
-                    f"{kernel.name}: no dim {name!r}{f' but with {under}' if under else ''}; "
-                    f"its dims are {', '.join(names)}",
-                    argument="shape",
-                    hint=under or suggest(name, names, _usage(there)),
-                )
-    elif isinstance(shape, (str, bytes)) or not isinstance(shape, Sequence):
-        raise ArgumentError(
-            f"{kernel.name}: the shape is {shape!r}; pass a tuple of extents or a mapping of dim names",
-            argument="shape",
-            hint=_commas(str(shape)) or _usage(there),
-        )
-    else:
-        given = dict(zip(_positions(kernel.name, there, shape), shape, strict=True))
-    missing = [d.name for d in there if d.default is None and d.name not in given]
-    if missing:
-        raise ArgumentError(
-            f"{kernel.name}: dim {missing[0]} is missing; required: {_required(there)}",
-            argument=missing[0],
-            hint=_usage(there),
-        )
-    values: dict[str, Extent] = {n: extent(v, kernel.name, n) for n, v in given.items()}
-    for dim in there:
-        if dim.name not in values:
-            values[dim.name] = values[dim.default] if isinstance(dim.default, str) else dim.default  # type: ignore[assignment]
-    return tuple((n, values[n]) for n in names)
-
-
-def _positions(kernel: str, dims: Sequence[Dim], shape: Sequence[Any]) -> list[str]:
-    """Return the names of those of *dims* that *shape* gives by position."""
-    count = len(shape)
-    required = [d.name for d in dims if d.default is None]
-    names = [d.name for d in dims]
-    if count == len(names):
-        return names
-    if len(required) <= count < len(names) and (count == len(required) or names[: len(required)] == required):
-        return [*required, *[n for n in names if n not in required]][:count]
-    raise ArgumentError(
-        f"{kernel}: {count} {'dim was' if count == 1 else 'dims were'} given; it takes {_required(dims)}",
-        argument="shape",
-        expected=_required(dims),
-        got=f"{count} dims",
-        hint=(_commas(shape[0]) if count == 1 else None) or _usage(dims),
-    )
-
-
-def _usage(dims: Sequence[Dim]) -> str:
-    """Show how *dims* are given, by extents that most kernels take: ``by position 16,16, by name M=16,N=16``."""
-    required = [d.name for d in dims if d.default is None]
-    return f"by position {','.join('16' for _ in required)}, by name {','.join(f'{n}=16' for n in required)}"
-
-
-def _commas(typed: Any) -> str | None:
-    """Return what to type for ``64x64x64``: the same numbers, separated by commas."""
-    if not isinstance(typed, str) or not re.fullmatch(r"\s*\d+(\s*\D\s*\d+)+\s*", typed):
-        return None
-    return f"dims are separated by commas: {','.join(re.findall(r'[0-9]+', typed))}"
-
-
 def _contract(kernel: Kernel) -> str:
     """Return the command that shows what the kernel takes."""
     return f"tlhub kernels {kernel.name}"
-
-
-def _required(dims: Sequence[Dim]) -> str:
-    """Show *dims* as a usage line does: ``M, N, K and optionally B=1``."""
-    required = ", ".join(d.name for d in dims if d.default is None)
-    optional = ", ".join(f"{d.name}={d.default}" for d in dims if d.default is not None)
-    return f"{required} and optionally {optional}" if optional else required
-
-
-def _canonical(dims: Iterable[tuple[str, Extent]]) -> tuple[tuple[str, Extent], ...]:
-    """Number the symbols by first appearance, so that their names reach no key."""
-    number: dict[str, str] = {}
-    return tuple((n, number.setdefault(e, f"?{len(number)}") if isinstance(e, str) else e) for n, e in dims)
 
 
 # -- dtypes and options ----------------------------------------------------------------------------
@@ -344,10 +222,6 @@ def _unknown_option(kernel: Kernel, name: str) -> ArgumentError:
         argument=name,
         hint=suggest(name, names, _contract(kernel)),
     )
-
-
-def _exists(what: Arg | Dim, options: Mapping[str, Value]) -> bool:
-    return all(options[name] == value for name, value in what.when.items())
 
 
 def _dtype_of(arg: Arg, main: str, options: Mapping[str, Value], others: Mapping[str, str]) -> str:

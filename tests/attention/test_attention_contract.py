@@ -9,7 +9,7 @@ from tlhub.errors import ArgumentError
 from tlhub.specs import Problem
 from tlhub_attention import tlhub_kernels
 from tlhub_attention.contracts.forward import ATTENTION, DTYPES, FLOAT8, flops
-from tlhub_attention.cpu.schedules import FLASH, configs, supports
+from tlhub_attention.cpu.schedules import FLASH, configs
 from tlhub_cpu import TARGET
 
 pytestmark = pytest.mark.light
@@ -85,14 +85,6 @@ def test_flops_count_two_products_and_half_of_them_under_a_causal_mask() -> None
     pairs = 2 * 5 * 3 * 11
     assert flops(dims) == 2 * pairs * 7 + 2 * pairs * 13
     assert flops({**dims, "causal": True}) == flops(dims) / 2
-
-
-def test_the_cpu_serves_all_but_float8() -> None:
-    for dtype in DTYPES:
-        reason = supports(make(dtype=dtype), V3)
-        assert (reason is None) is not dtype.startswith("float8"), (dtype, reason)
-    mixed = make(dtype={"q": "bfloat16", "k": "float8_e4m3fn", "v": "float8_e4m3fn"})
-    assert supports(mixed, V3) == "k is float8_e4m3fn; float8 is for tensor cores"
 
 
 @pytest.mark.parametrize("arch", ["x86-64-v2", "x86-64-v3", "x86-64-v4", "znver3", "znver4", "aarch64", "neoverse-v1"])

@@ -19,13 +19,22 @@ SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "certify.py"
 ONE = '[[problem]]\nkernel = "gemm"\nshape = [33, 17, 65]\ndtype = "{}"\nschedule = "cpu_blocked"\n'
 
 
+def module(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec and spec.loader
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
 @pytest.fixture(scope="module")
 def certify() -> Any:
-    spec = importlib.util.spec_from_file_location("certify", SCRIPT)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module(SCRIPT)
+
+
+@pytest.fixture(scope="module")
+def examination() -> Any:
+    return module(SCRIPT.with_name("examination.py"))
 
 
 def run(*words: object) -> subprocess.CompletedProcess[str]:
@@ -43,7 +52,7 @@ def test_a_certificate_is_what_was_measured_and_a_fault_leaves_none(tmp_path: Pa
     assert failed.returncode == 1 and not out.exists(), failed.stderr
     assert "33x17x65 float64: FAILED: NotPrebuilt" in failed.stdout
     assert "33x17x65 float32: error 0.0" in failed.stdout, "the next problem is measured all the same"
-    done = run("run", "gemm/cpu_blocked", "--store", store, "--workload", good, "--out", out)
+    done = run("run", "gemm/cpu_blocked", "--jobs", 2, "--store", store, "--workload", good, "--out", out)
     assert done.returncode == 0, done.stdout + done.stderr
     document = json.loads((out / "gemm-cpu_blocked.json").read_text("utf-8"))
     found = certificates.Certificate(**document)
@@ -84,45 +93,49 @@ def test_what_dies_hangs_or_is_wrong_costs_one_problem(
     certify: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "child.py").write_text(CHILD)
-    monkeypatch.setattr(certify, "__file__", str(tmp_path / "child.py"))
+    monkeypatch.setattr(certify, "CHILD", tmp_path / "child.py")
     monkeypatch.setattr(certify, "PATIENCE", 3.0)
     kinds = ("good", "good", "dies", "good", "wrong", "good", "hangs")
-    rows = list(certify.measured([Item(kind, (1,), "float32", {}) for kind in kinds]))
+    rows = list(certify.examined("prove", [Item(kind, (1,), "float32", {}) for kind in kinds]))
     assert [row.get("fault") for row in rows] == [
         None, None, "its process ended with 3", None, "wrong", None, "no answer in 3 s",
     ]  # fmt: skip
     assert rows[0]["pid"] == rows[1]["pid"] != rows[3]["pid"] != rows[5]["pid"]
+    shared = list(certify.proved([Item(kind, (1,), "float32", {}) for kind in (*kinds[:2], "dies", "good", "good")], 2))
+    assert [row.get("fault") for row in shared] == [None, None, "its process ended with 3", None, None]
+    assert shared[1]["pid"] == shared[3]["pid"] != shared[4]["pid"], "each process has every second problem"
 
 
 def test_a_symbolic_dim_is_tried_at_several_extents_by_one_binary(
-    certify: Any, monkeypatch: pytest.MonkeyPatch, cold_cache: str
+    examination: Any, monkeypatch: pytest.MonkeyPatch, cold_cache: str
 ) -> None:
     import tlhub
     from tlhub import testing
 
     tried = []
-    monkeypatch.setattr(certify, "EXTENTS", (1, 9, 33))
-    monkeypatch.setattr(certify, "SECONDS", 0.001)
+    monkeypatch.setattr(examination, "EXTENTS", (1, 9, 33))
+    monkeypatch.setattr(examination, "SECONDS", 0.001)
     check = testing.check
     monkeypatch.setattr(testing, "check", lambda *a, **k: tried.append(k["dims"]["M"]) or check(*a, **k))
     item = Item("gemm", ("M", 17, 65), "float32", {}, None, "cpu_blocked")
     tlhub.get(**item.request())
-    row = certify.examine(item)
-    assert sorted(set(tried)) == [1, 9, 33] and len(tried) == 3 * len(certify.CASES)
+    row = examination.prove(item)
+    assert sorted(set(tried)) == [1, 9, 33] and len(tried) == 3 * len(examination.CASES)
+    assert examination.measure(item)["seconds"] > 0
     assert isinstance(row["dims"]["M"], str) and row["dims"]["N"] == 17 and 0 < row["error"] <= 1
 
 
-def test_the_data_of_the_cases(certify: Any) -> None:
+def test_the_data_of_the_cases(examination: Any) -> None:
     rng = np.random.default_rng(0)
     x = rng.standard_normal((5, 7)).astype("float32")
-    gaps = certify.with_gaps({"x": x, "i": np.arange(6, dtype="int8").reshape(2, 3)}, rng, certify.even)
+    gaps = examination.with_gaps({"x": x, "i": np.arange(6, dtype="int8").reshape(2, 3)}, rng, examination.even)
     assert (gaps["x"] == x).all() and gaps["x"].strides == (128, 4) and np.isnan(gaps["x"].base[:, 7:]).all()
     assert gaps["i"].tolist() == [[0, 1, 2], [3, 4, 5]] and (gaps["i"].base[:, 3:] == 1).all()
     h = np.arange(16, dtype="float16").reshape(2, 8)
-    odd = [case.spoil({"h": h}, rng)["h"] for case in certify.CASES[1:3]]
+    odd = [case.spoil({"h": h}, rng)["h"] for case in examination.CASES[1:3]]
     assert all((array == h).all() for array in odd)
     assert odd[0].strides[0] % 16 == 0 and odd[1].strides[0] % 16 and odd[1].ctypes.data - odd[1].base.ctypes.data == 2
-    for case, aligned in zip(certify.CASES[1:3], (True, False), strict=True):
+    for case, aligned in zip(examination.CASES[1:3], (True, False), strict=True):
         assert all(((n + case.gap(n)) % 8 == 0) == aligned and case.gap(n) >= 3 for n in range(1, 40))
-    special = certify.with_specials({"x": x.copy(), "e": np.ones((0, 4), "float16")}, rng)
+    special = examination.with_specials({"x": x.copy(), "e": np.ones((0, 4), "float16")}, rng)
     assert not np.isfinite(special["x"]).all() and (special["x"] != x).sum() <= 3

@@ -3,7 +3,7 @@
 Arrays are (batch, sequence, heads, channels); one that is stored (batch, heads, sequence, channels) is passed as a
 transposed view, for strides are free. Query head h reads the keys of head h // (H / H_kv).
 
-Logits are scale q k^T; with a soft cap they become softcap tanh(logits / softcap), where its sign makes no difference.
+Logits are scale q k^T; with a soft cap they become softcap tanh(logits / softcap), the same for softcap and -softcap.
 Positions are aligned at the end: query i stands at key p = i + S_kv - S. With ``alibi`` head h then adds
 -slopes[h] |p - j| to the logit of key j. Last comes the mask, a true -inf: ``causal`` hides the keys after p, and a
 ``window`` of W > 0 shows the keys p - W + 1 to p, so it hides those after p with and without ``causal``.

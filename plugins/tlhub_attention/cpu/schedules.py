@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from tlhub.specs import Config, DeviceFacts, Problem, Schedule
 from tlhub_attention.contracts.decode import DECODE
-from tlhub_attention.contracts.forward import FLOAT8
 from tlhub_attention.contracts.varlen import VARLEN
 
 # lanes: float32 numbers of a vector; a register tile is ``tile`` keys or channels by ``vectors`` vectors, in 16
@@ -18,14 +17,6 @@ _TILES = {
     "avx512": {"lanes": 16, "vectors": 2, "tile": 8, "block_q": 192, "block_k": 96},
     "neon": {"lanes": 4, "vectors": 3, "tile": 8, "block_q": 192, "block_k": 96},
 }
-
-
-def supports(problem: Problem, facts: DeviceFacts) -> str | None:
-    """Return why the schedule does not serve *problem*, or None."""
-    narrow = [f"{name} is {dtype}" for name, dtype in problem.dtypes if dtype in FLOAT8]
-    if problem.option["alibi"]:
-        return "alibi=True; it has no bias"
-    return f"{narrow[0]}; float8 is for tensor cores" if narrow else None
 
 
 def configs(problem: Problem, facts: DeviceFacts) -> Sequence[Config]:
@@ -43,7 +34,6 @@ FLASH = Schedule(
     targets=("cpu",),
     toolchain="tvm",
     program="tlhub_attention.cpu.program:program",
-    supports=supports,
     configs=configs,
     symbolic=("B", "S", "H", "D", "H_kv", "S_kv", "D_v"),
     sources=("tlhub_attention.cpu.program", *_SHARED),
@@ -58,7 +48,6 @@ FLASH_BWD = Schedule(
     targets=("cpu",),
     toolchain="tvm",
     program="tlhub_attention.cpu.backward:program",
-    supports=supports,
     configs=configs,
     symbolic=FLASH.symbolic,
     sources=(*(f"tlhub_attention.cpu.{m}" for m in ("backward", "backward_task", "gradients")), *_SHARED),

@@ -1,0 +1,188 @@
+"""One problem of a schedule on the device that is here: whether its numbers are right, and how long it takes.
+
+certify.py runs this file as ``examination.py prove|time PIPE`` with problems on stdin; the answers go to PIPE, a line
+of JSON each.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tlhub import bench, catalog, devices, hub, sources, testing
+from tlhub.bench.child import Runner
+from tlhub.errors import DeviceError, describe
+from tlhub.problem import signature
+from tlhub.specs import Problem
+from tlhub.testing.numbers import bind
+from tlhub.workload import Item
+
+CALLS = 3
+"""Calls that must give the same bits."""
+
+ROUNDS, SECONDS = 3, 0.02
+"""Rounds of a measurement, and seconds of one side of a round."""
+
+CHECKED = 1 << 24
+"""Elements of all arrays up to which every case is tried; of larger problems random data alone, made on the device."""
+
+EXTENTS = (1, 9, 17, 33, 65, 1000, 2560, 4104)
+"""What symbolic dims are in turn, all at once; the last is timed."""
+
+Array = np.ndarray[Any, Any]
+Row = dict[str, Any]
+
+
+def answer(examine: Callable[[Item], Row], pipe: int) -> None:
+    """Examine the problems on stdin and write a line for each to *pipe*, up to the first that fails."""
+    with os.fdopen(pipe, "w", encoding="utf-8", buffering=1) as answers:
+        for item in json.load(sys.stdin):
+            try:
+                row = examine(Item(**{**item, "shape": shape_of(item["shape"])}))
+            except Exception as error:
+                row = {"fault": describe(error).partition("\nhint:")[0]}
+            answers.write(json.dumps(row) + "\n")
+            if "fault" in row:
+                return
+
+
+def shape_of(shape: Any) -> Any:
+    return shape if isinstance(shape, dict) else tuple(shape)
+
+
+def prove(item: Item) -> Row:
+    """Return what was proved, with the largest error in tolerances. Raises AssertionError for a wrong number."""
+    place = devices.locate(catalog.load(), arch=item.arch)
+    if place.device is None:
+        raise DeviceError(f"no device here runs {place.arch}")
+    kernel = hub.get(**item.request())
+    known = catalog.load().schedules[item.kernel]
+    schedule = next(s for s in known if s.name == item.schedule)
+    if kernel.entry.manifest.source_digest != sources.digest(schedule):
+        raise AssertionError("the binary in the store is of other sources; prebuild it again")
+    seed = int.from_bytes(os.urandom(4), "little")
+    error, tried = 0.0, concrete(kernel.problem)
+    for problem in tried:
+        found = signature(kernel.kernel, problem)
+        small = sum(math.prod(t.extents) for t in (*found.inputs, *found.outputs)) <= CHECKED
+        # the measurement has random data of the last
+        for case in CASES if small else (CASES[:1] if problem is not tried[-1] else ()):
+            arrays = case.spoil(testing.inputs(kernel.kernel, problem, seed), np.random.default_rng(seed))
+            how = {"device": place.device, "times": CALLS, "gap": case.gap}
+            error = max(error, testing.check(kernel, dims=problem.dim, arrays=arrays, **how))
+    return {
+        "arch": kernel.arch,
+        "dims": kernel.problem.dim,
+        "dtypes": dict(kernel.problem.dtypes),
+        "options": item.options,
+        "entry": kernel.key,
+        "error": error,
+    }
+
+
+def measure(item: Item) -> Row:
+    """Return times, of random data of the largest extents, and its error, in tolerances. Raises AssertionError."""
+    kernel = hub.get(**item.request())
+    dims = concrete(kernel.problem)[-1].dim
+    report = bench.bench(**{**item.request(), "shape": dims}, rounds=ROUNDS, seconds=SECONDS, worker=Here())
+    if report.fault or report.ours is None or report.worst is None:
+        raise AssertionError(report.fault)
+    if report.key != kernel.key:
+        raise AssertionError(f"the store has a binary for {dims} alone, and that was timed; use another store")
+    timed = report.to_json()
+    peer, against = next(((n, p) for n, p in timed["peers"].items() if "ratio" in p), (None, {}))
+    return {
+        "error": report.worst,
+        "seconds": rounded(report.ours.seconds),
+        "peer": peer,
+        "ratio": rounded(against.get("ratio")),
+        "device_ratio": rounded(against.get("device_ratio")),
+    }
+
+
+def concrete(problem: Problem) -> list[Problem]:
+    """Return *problem*, or where dims are symbolic what it is at each of EXTENTS."""
+    symbolic = [name for name, extent in problem.dims if isinstance(extent, str)]
+    return [bind(problem, dict.fromkeys(symbolic, n)) for n in EXTENTS] if symbolic else [problem]
+
+
+def rounded(number: float | None) -> float | None:
+    return None if number is None else float(f"{number:.4g}")
+
+
+class Here:
+    """Stands for the process of a measurement: this one has the libraries loaded already."""
+
+    def ask(self, what: str, **arguments: Any) -> Any:
+        return getattr(Runner(), what)(**arguments)
+
+
+# -- data ------------------------------------------------------------------------------------------
+
+
+def plain(arrays: dict[str, Array], rng: np.random.Generator) -> dict[str, Array]:
+    return arrays
+
+
+def odd(count: int) -> int:
+    """Return a gap after which rows of *count* elements do not stay aligned."""
+    return 3 + count % 2
+
+
+def even(count: int) -> int:
+    """Return a gap after which rows of *count* elements begin at multiples of 16."""
+    return 16 + -count % 16
+
+
+def with_gaps(
+    arrays: dict[str, Array], rng: np.random.Generator, gap: Callable[[int], int], offset: int = 0
+) -> dict[str, Array]:
+    """Return *arrays* as views that begin *offset* elements into rows that are longer by a *gap*, with NaN (or ones) in
+    what is not theirs."""
+
+    def apart(array: Array) -> Array:
+        count = array.shape[-1]
+        whole = np.full((*array.shape[:-1], count + gap(count)), np.nan if inexact(array) else 1, array.dtype)
+        view = whole[..., offset : offset + count]
+        view[...] = array
+        return view
+
+    return {name: apart(array) for name, array in arrays.items()}
+
+
+def with_specials(arrays: dict[str, Array], rng: np.random.Generator) -> dict[str, Array]:
+    """Return *arrays* with a NaN and two infinities each, at random places."""
+    for array in arrays.values():
+        if inexact(array) and array.size:
+            for value in (np.nan, np.inf, -np.inf):
+                array[tuple(rng.integers(array.shape))] = value
+    return arrays
+
+
+def inexact(array: Array) -> bool:
+    return "float" in array.dtype.name
+
+
+class Case(NamedTuple):
+    """What is done to the inputs, and the ``gap`` between the rows of outputs."""
+
+    spoil: Callable[[dict[str, Array], np.random.Generator], dict[str, Array]]
+    gap: Callable[[int], int] = lambda count: 0
+
+
+CASES = (
+    Case(plain),
+    Case(functools.partial(with_gaps, gap=even), even),
+    Case(functools.partial(with_gaps, gap=odd, offset=1), odd),
+    Case(with_specials),
+)
+
+if __name__ == "__main__":
+    answer({"prove": prove, "time": measure}[sys.argv[1]], int(sys.argv[2]))
