@@ -16,6 +16,7 @@ from tlhub_attention.hopper.backward import HOPPER_BWD
 from tlhub_attention.hopper.decode import HOPPER_DECODE
 from tlhub_attention.hopper.forward import HOPPER
 from tlhub_attention.mma.backward import MMA_BWD
+from tlhub_attention.mma.forward import MMA, MMA_VARLEN
 from tlhub_attention.mma.varlen_backward import MMA_VARLEN_BWD
 
 TLHUB_API = 1
@@ -28,5 +29,17 @@ def tlhub_kernels() -> Iterable[Kernel]:
 
 @hookimpl
 def tlhub_schedules() -> Iterable[Schedule]:
-    cpu = [FLASH, FLASH_BWD, FLASH_DECODE, FLASH_VARLEN, FLASH_VARLEN_BWD]
-    return [*cpu, HOPPER, HOPPER_BWD, HOPPER_DECODE, MMA_BWD, MMA_VARLEN_BWD]
+    return [
+        FLASH,
+        FLASH_BWD,
+        FLASH_DECODE,
+        FLASH_VARLEN,
+        FLASH_VARLEN_BWD,
+        HOPPER,
+        HOPPER_BWD,
+        HOPPER_DECODE,
+        MMA,
+        MMA_VARLEN,
+        MMA_BWD,
+        MMA_VARLEN_BWD,
+    ]

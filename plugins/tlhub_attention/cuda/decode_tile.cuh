@@ -4,11 +4,8 @@
 
 namespace decode {
 
+using namespace accumulators;
 using namespace tensor_cores;
-using hopper::column_of;
-using hopper::hide;
-using hopper::row_of;
-using hopper::Softmax;
 
 constexpr int STEPS = (D + 15) / 16, CHANNELS = (D_V + 15) / 16 * 16;
 

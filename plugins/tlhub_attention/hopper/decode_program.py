@@ -15,7 +15,7 @@ from tlhub_attention.hopper.forward_plan import ITEM
 _LEAST_PART, _SYMBOLIC_PART = 8, 16  # positions of a page that are copied at once
 _SLOTS = 4  # rows that a block of the kernel that adds up parts does at once
 _FILES: tuple[str | Path, ...] = (
-    *("rows.cuh", tensor_cores.FILE, "forward_hopper.cuh"),
+    *("rows.cuh", tensor_cores.FILE, "softmax.cuh", "forward_hopper.cuh"),
     *(f"decode_{part}.cuh" for part in ("call", "units", "tile", "combine", "hopper")),
 )
 

@@ -56,7 +56,7 @@ HOPPER = Schedule(
         "tlhub_attention.cuda.code",
         "tlhub.cuda.tensor_cores",
         "tlhub/cuda/tensor_cores.cuh",
-        *(f"tlhub_attention/cuda/{name}.cuh" for name in ("call", "rows", "forward_hopper")),
+        *(f"tlhub_attention/cuda/{name}.cuh" for name in ("call", "rows", "softmax", "forward_hopper")),
     ),
     priority=20,
     doc="TMA and wgmma, softmax beside the products, longest tiles first; up to 256 channels, any length and stride",

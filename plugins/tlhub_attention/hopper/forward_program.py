@@ -20,7 +20,7 @@ def program(problem: Problem, config: Config, arch: str) -> CudaProgram:
     """Return the program of the plans in *config*; what tensor maps cannot take is computed row by row."""
     chosen = [Plan.parse(text) for text in str(config["plans"]).split()]
     kernels = [_Kernel(problem, plan, False) for plan in chosen] + [_Kernel(problem, chosen[-1].capped, True)]
-    text = code.source(problem, "rows.cuh", tensor_cores.FILE, "forward_hopper.cuh")
+    text = code.source(problem, "rows.cuh", tensor_cores.FILE, "softmax.cuh", "forward_hopper.cuh")
     dtype = dict(problem.dtypes)["q"]
     products = [
         tensor_cores.from_shared(dtype, {plan.keys for plan in chosen}),
