@@ -190,7 +190,7 @@ __device__ __forceinline__ void attend_backward(const Gradients &all, const Scra
     if constexpr (VARLEN) kept.gradients = all.of(kept.tile.span);
   }
   __syncthreads();
-  const Tile<P> &t = kept.tile;
+  const std::conditional_t<VARLEN, const Tile<P> &, Tile<P>> t = kept.tile;
   const Gradients &g = VARLEN ? kept.gradients : all;
   const Call &call = g.call;
   int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
