@@ -18,7 +18,9 @@ from tlhub_attention.hopper.forward import HOPPER
 from tlhub_attention.hopper.fp8 import HOPPER_FP8
 from tlhub_attention.hopper.varlen import HOPPER_VARLEN
 from tlhub_attention.mma.decode import MMA_DECODE
+from tlhub_attention.mma.backward import MMA_BWD
 from tlhub_attention.mma.forward import MMA, MMA_VARLEN
+from tlhub_attention.mma.varlen_backward import MMA_VARLEN_BWD
 
 TLHUB_API = 1
 
@@ -44,4 +46,6 @@ def tlhub_schedules() -> Iterable[Schedule]:
         MMA,
         MMA_VARLEN,
         MMA_DECODE,
+        MMA_BWD,
+        MMA_VARLEN_BWD,
     ]

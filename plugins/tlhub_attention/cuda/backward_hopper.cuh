@@ -42,17 +42,6 @@ __device__ __forceinline__ void add_bytes(float *to, uint32_t from, int bytes) {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
-/* Wait until a count in memory has come to a number, for any access to what those who counted wrote; and count. */
-__device__ __forceinline__ void await_count(const int *count, int number) {
-  int got;
-  do {
-    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(got) : "l"(count) : "memory");
-  } while (got < number);
-}
-__device__ __forceinline__ void add_count(int *count) {
-  asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(count) : "memory");
-}
-
 /* What a kernel is: Python's side of it is backward_plan.py. Of dq a consumer has 64 of the queries, or 64 of the
  * channels. */
 template <int BM_> struct Plan {
@@ -60,6 +49,7 @@ template <int BM_> struct Plan {
   static constexpr int THREADS = (GROUPS + 1) * GROUP;
   static constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
   static constexpr bool BY_QUERIES = BM == 128; /* how dq is divided */
+  static constexpr int PARTS = GROUPS, SUMS = PARTS * 64 * 64;
 
   static constexpr int CHANNELS = BY_QUERIES ? 64 : 128, V_CHANNELS = round_up(D_V, 64); /* in shared memory */
   static constexpr int STEPS = (D + 15) / 16, V_STEPS = (D_V + 15) / 16;                 /* products over channels */
@@ -96,59 +86,6 @@ template <class P> struct Shared {
 
  private:
   __device__ __forceinline__ uint32_t barrier(int i) const { return base + P::AT_BARRIERS + 8 * i; }
-};
-
-/* Scratch memory, by tiles of BM queries of each head. `sums`: of dq, a part of 64 x 64 for each consumer, in the order
- * of its registers. `stats`: of each query what its exponents are relative to, and then delta. `lost`: whether a
- * gradient has a NaN that may be a hidden key's or query's. `begun`: how many blocks have; `turns`: how many have added
- * to each part of the sums. */
-struct Scratch {
-  float *sums, *stats;
-  int *lost, *begun, *turns;
-
-  __device__ __forceinline__ Scratch(float *sums, float *stats, int *counts)
-      : sums(sums), stats(stats), lost(counts), begun(counts + 1), turns(counts + 2) {}
-};
-
-/* -- tiles --------------------------------------------------------------------------------------- */
-
-/* A block's keys, from `key` on, and the tiles of queries that see some, from `first` up to `end`, in every head of the
- * group; those from `whole` up to `whole_end` see all. Of a head come first the keys that most queries see under a
- * causal mask; where the order is given the last keys, to which queries come first. */
-template <class P> struct Tile {
-  int batch, kv_head, key, first, end, whole, whole_end;
-  int down; /* tiles of queries of a head */
-
-  __device__ __forceinline__ Tile(const Gradients &g, int number) {
-    const Call &call = g.call;
-    int across = (call.keys + P::BN - 1) / P::BN, head = number / across;
-    batch = head / call.kv_heads, kv_head = head % call.kv_heads;
-    key = (DETERMINISTIC ? across - 1 - number % across : number % across) * P::BN;
-    down = (call.queries + P::BM - 1) / P::BM;
-    Queries seen = seen_by(call, key, min(key + P::BN, call.keys) - 1);
-    first = seen.begin / P::BM, end = seen.begin < seen.end ? (seen.end + P::BM - 1) / P::BM : first;
-    whole = (seen_by(call, key + P::BN - 1, key).begin + P::BM - 1) / P::BM;
-    whole_end = key + P::BN > call.keys ? 0 : seen_by(call, key, key).end / P::BM;
-  }
-
-  __device__ __forceinline__ int steps(const Gradients &g) const { return g.group() * (end - first); }
-};
-
-/* A step of a block: a query head, a tile of its queries, and the tile's number among those of all heads. */
-template <class P> struct Step {
-  int head, tile;
-  const Tile<P> &t;
-  const Gradients &g;
-
-  __device__ __forceinline__ Step(const Gradients &g, const Tile<P> &t)
-      : head(t.kv_head * g.group()), tile(t.first), t(t), g(g) {}
-
-  __device__ __forceinline__ void next() {
-    if (++tile == t.end) tile = t.first, ++head;
-  }
-  __device__ __forceinline__ index_t number() const {
-    return (index_t(t.batch) * g.call.heads + head) * t.down + tile;
-  }
 };
 
 /* -- the producer -------------------------------------------------------------------------------- */
@@ -217,8 +154,7 @@ __device__ __forceinline__ void hand_on(
     if (first) {
       float *to = scratch.sums + part * (64 * 64);
       if constexpr (DETERMINISTIC) {
-        int last = g.call.seen(min((step.tile + 1) * P::BM, g.call.queries) - 1).end - 1;
-        await_count(scratch.turns + part, last / P::BN - t.key / P::BN);
+        await_count(scratch.turns + part, step.turn());
         add_bytes(to, shared.dq(group), P::DQ_BYTES);
         store_wait_whole();
         add_count(scratch.turns + part);
@@ -234,16 +170,6 @@ __device__ __forceinline__ void hand_on(
 }
 
 /* -- a consumer ---------------------------------------------------------------------------------- */
-
-/* A thread has two rows of an accumulator: of each 8 columns two floats of row lane / 4, two of the row 8 below. */
-__device__ constexpr int row_of(int i) { return i / 2 % 2; }
-__device__ constexpr int column_of(int i) { return i / 4 * 8 + i % 2; }
-
-__device__ __forceinline__ float2 load_pair(uint32_t from) {
-  float2 pair;
-  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(pair.x), "=f"(pair.y) : "r"(from));
-  return pair;
-}
 
 __device__ __forceinline__ void store_four(uint32_t to, float a, float b, float c, float d) {
   asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
@@ -355,25 +281,8 @@ __device__ __forceinline__ void consume(
     }
     wgmma_commit();
   };
-  struct Bounds { /* the columns that this thread's two rows see: from `low` up to `high` */
-    int low[2], high[2];
-
-    __device__ __forceinline__ bool hide(int i) const {
-      return column_of(i) < low[row_of(i)] || column_of(i) >= high[row_of(i)];
-    }
-  };
   auto is_cut = [&] { return tile < t.whole || tile >= t.whole_end; };
-  auto bounds = [&] {
-    Bounds seen;
-    int begin = tile * BM + lane % 4 * 2;
-#pragma unroll
-    for (int row = 0; row < 2; ++row) {
-      int j = key + lane / 4 + 8 * row;
-      Queries queries = seen_by(call, j, j);
-      seen.low[row] = queries.begin - begin, seen.high[row] = j < call.keys ? queries.end - begin : seen.low[row];
-    }
-    return seen;
-  };
+  auto bounds = [&] { return Bounds(call, key + lane / 4, tile * BM + lane % 4 * 2); };
   auto hide = [&](float(&x)[BM / 2]) {
     Bounds seen = bounds();
 #pragma unroll

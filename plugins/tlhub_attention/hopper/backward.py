@@ -49,11 +49,11 @@ HOPPER_BWD = Schedule(
     symbolic=("B", "S", "H", "H_kv", "S_kv"),
     sources=(
         *(f"tlhub_attention.hopper.backward{part}" for part in ("", "_plan", "_program")),
-        "tlhub_attention.cuda.code",
+        *(f"tlhub_attention.cuda.{name}" for name in ("code", "backward_code")),
         "tlhub.cuda.tensor_cores",
         "tlhub/cuda/tensor_cores.cuh",
         *(f"tlhub_attention/cuda/{name}.cuh" for name in ("call", "rows")),
-        *(f"tlhub_attention/cuda/backward_{name}.cuh" for name in ("call", "rows", "hopper", "ends")),
+        *(f"tlhub_attention/cuda/backward_{name}.cuh" for name in ("call", "rows", "tiles", "begin", "hopper", "ends")),
     ),
     priority=20,
     experimental=True,

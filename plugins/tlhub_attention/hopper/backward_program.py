@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from tlhub.build.program import Branch, CudaProgram, Launch, Parameter
 from tlhub.cuda import tensor_cores
 from tlhub.specs import Config, Problem
-from tlhub_attention.cuda import code
+from tlhub_attention.cuda import backward_code, code
 from tlhub_attention.hopper.backward_plan import ITEM, KEYS, PART, THREADS, Plan, plans, round_up
-
-GRADIENTS = ("dout", "dq", "dk", "dv")
-"""The arrays besides attention's, in the order of backward_call.cuh's GRADIENT_PARAMETERS."""
 
 FILES: tuple[str | Path, ...] = (
     *("rows.cuh", tensor_cores.FILE),
-    *(f"backward_{part}.cuh" for part in ("call", "rows", "hopper", "ends")),
+    *(f"backward_{part}.cuh" for part in ("call", "rows", "tiles", "begin", "hopper", "ends")),
 )
 """What follows call.cuh."""
 
@@ -45,7 +41,9 @@ def program(problem: Problem, config: Config, arch: str) -> CudaProgram:
     )
     values = {_tiles(plan): f"B * H * CEIL_DIV(S, {plan.queries})" for plan in tiles}
     return CudaProgram(
-        source, (*_branches(kernels), Branch((_rows(problem, Parameter("void *", 0)),), _SERVED)), values=values
+        source,
+        (*_branches(kernels), Branch((backward_code.rows(problem, Parameter("void *", 0), True),), _SERVED)),
+        values=values,
     )
 
 
@@ -96,7 +94,7 @@ class _Kernel(NamedTuple):
             Parameter("void *", f"((char *)WORKSPACE + {tiles} * {offset})")
             for offset in (0, 2 * PART, 2 * PART + plan.stats)
         ]
-        call = _parameters(self.problem)
+        call = backward_code.parameters(self.problem)
 
         def end(kernel: str, array: str) -> Launch:
             whole = Parameter("int", f"({code.mappable(array, ITEM)})")
@@ -118,7 +116,12 @@ class _Kernel(NamedTuple):
             shared=self.shared,
             programmatic=True,
         )
-        return end(_begin(plan), "o"), products, end(_end(plan), "dq"), _rows(self.problem, scratch[2])
+        return (
+            end(_begin(plan), "o"),
+            products,
+            end(_end(plan), "dq"),
+            backward_code.rows(self.problem, scratch[2], True),
+        )
 
 
 def _tiles(plan: Plan) -> str:
@@ -132,24 +135,3 @@ def _begin(plan: Plan) -> str:
 
 def _end(plan: Plan) -> str:
     return f"end_{plan.queries}"
-
-
-def _rows(problem: Problem, lost: Parameter) -> Launch:
-    """Return the launch of all rows, or of those that are *lost*."""
-    rows = "CEIL_DIV(B * (H * S + H_kv * S_kv), 4)"
-    grid = (f"({rows} < SMS * 16 ? {rows} : SMS * 16)", 1, 1)
-    return Launch("gradient_rows", grid, (128, 1, 1), (lost, *_parameters(problem)), programmatic=True)
-
-
-def _parameters(problem: Problem) -> tuple[Parameter, ...]:
-    """Return the values of backward_call.cuh's GRADIENT_PARAMETERS: those of attention with lse, and the gradients'."""
-    attention = replace(problem, options=(*problem.options, ("lse", True)))
-    gradients = (
-        parameter
-        for name in GRADIENTS
-        for parameter in (
-            Parameter("void *", f"DATA({name})"),
-            *(Parameter("int64_t", f"STRIDE({name}, {dim})") for dim in range(4)),
-        )
-    )
-    return (*code.parameters(attention), *gradients)
