@@ -15,6 +15,7 @@ from tlhub_attention.cpu.schedules import FLASH, FLASH_BWD, FLASH_DECODE, FLASH_
 from tlhub_attention.hopper.backward import HOPPER_BWD
 from tlhub_attention.hopper.decode import HOPPER_DECODE
 from tlhub_attention.hopper.forward import HOPPER
+from tlhub_attention.hopper.varlen_backward import HOPPER_VARLEN_BWD
 
 TLHUB_API = 1
 
@@ -26,4 +27,5 @@ def tlhub_kernels() -> Iterable[Kernel]:
 
 @hookimpl
 def tlhub_schedules() -> Iterable[Schedule]:
-    return [FLASH, FLASH_BWD, FLASH_DECODE, FLASH_VARLEN, FLASH_VARLEN_BWD, HOPPER, HOPPER_BWD, HOPPER_DECODE]
+    cpu = [FLASH, FLASH_BWD, FLASH_DECODE, FLASH_VARLEN, FLASH_VARLEN_BWD]
+    return [*cpu, HOPPER, HOPPER_BWD, HOPPER_DECODE, HOPPER_VARLEN_BWD]
