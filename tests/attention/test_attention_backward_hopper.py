@@ -60,7 +60,7 @@ def test_what_certifies_it_can_be_served():
     assert len(made) == len(items) > 20
     assert all(HOPPER_BWD.supports(m, H200) is None for m in made)
     assert {plans(int(m.dim["D"]), int(m.dim["D_v"]))[0] for m in made} >= {
-        *(Plan(128, 64), Plan(64, 128), Plan(64, 192, wide=True), Plan(64, 256, wide=True))
+        *(Plan(128, 64), Plan(64, 128), Plan(64, 192, wide=True, paired=True), Plan(64, 256, wide=True))
     }
     assert {m.option["deterministic"] for m in made} == {m.option["alibi"] for m in made} == {False, True}
 
@@ -87,9 +87,13 @@ def test_few_channels_take_larger_tiles_but_not_beside_a_cap():
 
 
 def test_more_channels_than_a_consumer_has_registers_for_are_shared_out():
-    assert plans(136, 128) == plans(192, 128) == (Plan(64, 192, wide=True),) * 2
-    assert plans(128, 136)[0] == Plan(64, 128, wide=True) and plans(256, 256)[0].parts == 4
-    assert (Plan(64, 256, wide=True).keys, Plan(64, 128).keys) == (64, 128)
+    assert plans(136, 128) == plans(192, 128) == (Plan(64, 192, wide=True, paired=True),) * 2
+    assert plans(128, 136)[0] == Plan(64, 128, wide=True, paired=True) and plans(256, 256)[0].parts == 4
+    assert (plans(256, 256)[0].keys, plans(128, 128)[0].keys) == (64, 128)
+
+
+def test_blocks_are_paired_where_there_is_room_for_the_others_keys():
+    assert plans(256, 128)[0].paired and not plans(256, 136)[0].paired and not plans(256, 256)[0].paired
 
 
 # -- what they compile to ----------------------------------------------------------------------------

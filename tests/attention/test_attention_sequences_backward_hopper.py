@@ -101,8 +101,8 @@ def test_a_call_has_a_number_for_every_tile_that_there_may_be(driver):
     tiles = H * (T // 64 + N1 + 1)
     assert [x["kernel"] for x in (begin, products, end, rows)] == ["begin_64", "backward_64", "end_64", "gradient_rows"]
     assert begin["grid"] == end["grid"] == [tiles, 1, 1]
-    assert products["grid"] == [H_KV * (T_KV // 64 + N1 + 1), 1, 1]
-    assert products["shared"] == Plan(64, 192, wide=True).shared(128)
+    assert products["grid"] == [H_KV * (T_KV // 128 + N1 + 1) * 2, 1, 1] and products["cluster"] == [2, 1, 1]
+    assert products["shared"] == Plan(64, 192, wide=True, paired=True).shared(128)
     sums, stats, counts = (number(p) for p in begin["parameters"][1:4])
     assert (sums, stats - sums, counts - stats) == (SCRATCH, tiles * 3 * 64 * 64 * 4, tiles * 64 * 2 * 4)
 

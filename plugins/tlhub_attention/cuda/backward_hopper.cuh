@@ -95,12 +95,13 @@ __device__ __forceinline__ void consume(
     c.start_dk(dk, ds);
     wgmma_wait<1>(dq); /* and dv */
     c.release(shared.dout_empty(c.ring.stage));
-    if constexpr (CAPPED && decltype(more)::value) c.start_logits(s);
     put_dq();
     wgmma_wait<0>(dk);
     c.release(shared.q_empty(c.ring.stage));
-    if constexpr (!CAPPED && decltype(more)::value) c.start_logits(s);
-    if constexpr (decltype(more)::value) wgmma_wait<0>(s);
+    if constexpr (decltype(more)::value) {
+      c.start_logits(s);
+      wgmma_wait<0>(s);
+    }
     c.next();
   };
 

@@ -2,6 +2,17 @@
 
 namespace backward {
 
+/* Tell both blocks of a cluster the number that thread 0 of the first has; by then both have made their barriers. */
+__device__ __forceinline__ int first_of_pair(uint32_t room, int number) {
+  if (threadIdx.x == 0) asm volatile("st.shared.s32 [%0], %1;" ::"r"(room), "r"(number) : "memory");
+  cluster_arrive();
+  cluster_wait();
+  if (threadIdx.x == 0) {
+    asm volatile("ld.shared::cluster.s32 %0, [%1];" : "=r"(number) : "r"(address_in(room, 0)) : "memory");
+  }
+  return number;
+}
+
 /* A tile of keys. `direct`: dk or dv has no tensor map, and map_dk and map_dv are any. */
 template <class P, bool CAPPED>
 __device__ __forceinline__ void attend_backward(
@@ -19,15 +30,19 @@ __device__ __forceinline__ void attend_backward(
     for (int stage = 0; stage < P::STAGES; ++stage) {
       barrier_init(shared.q_full(stage), 1), barrier_init(shared.dout_full(stage), 1);
       barrier_init(shared.q_empty(stage), READERS), barrier_init(shared.dout_empty(stage), READERS);
+      barrier_init(shared.peer_full(stage), 1), barrier_init(shared.peer_empty(stage), READERS);
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   wait_for_previous();
   start_next();
-  if (threadIdx.x == 0) *tile = Tile<P>(g, DETERMINISTIC ? atomicAdd(scratch.begun, 1) : int(blockIdx.x));
+  int rank = P::PAIRED ? cluster_rank() : 0, number = int(blockIdx.x) / (P::PAIRED ? 2 : 1);
+  if (DETERMINISTIC && threadIdx.x == 0 && rank == 0) number = atomicAdd(scratch.begun, 1);
+  if constexpr (P::PAIRED) number = first_of_pair(shared.number(), number);
+  if (threadIdx.x == 0) *tile = Tile<P>(g, number);
   __syncthreads();
   Tile<P> kept = *tile; /* in registers, where there are some left */
-  const Tile<P> &t = VARLEN || CAPPED ? *tile : kept;
+  const Tile<P> &t = VARLEN || CAPPED || P::WIDE ? *tile : kept;
   if (VARLEN && t.key >= t.span.keys) return; /* no tile has this number */
 
   int group = __shfl_sync(0xffffffff, threadIdx.x / GROUP, 0);
@@ -37,7 +52,7 @@ __device__ __forceinline__ void attend_backward(
     if (!P::WIDE && warp < GROUPS) {
       hand_on<P>(g, scratch, t, shared, warp);
     } else if (threadIdx.x == GROUPS * GROUP + 96) {
-      produce<P>(map_q, map_k, map_v, map_dout, g, scratch, t, shared);
+      produce<P>(map_q, map_k, map_v, map_dout, g, scratch, t, shared, rank);
     }
     __syncwarp();
   } else {
@@ -45,11 +60,12 @@ __device__ __forceinline__ void attend_backward(
     if constexpr (!P::WIDE) {
       consume<P, CAPPED>(map_dk, map_dv, direct, g, scratch, t, shared, group);
     } else if (group == 0) {
-      consume_values<P, CAPPED>(map_dv, direct, g, scratch, t, shared);
+      consume_values<P, CAPPED>(map_dv, direct, g, scratch, t, shared, rank);
     } else {
-      consume_keys<P, CAPPED>(map_dk, direct, g, scratch, t, shared);
+      consume_keys<P, CAPPED>(map_dk, direct, g, scratch, t, shared, rank);
     }
   }
+  if constexpr (P::PAIRED) cluster_arrive(), cluster_wait(); /* until neither reaches for the other's memory */
 }
 
 }  // namespace backward

@@ -68,6 +68,9 @@ template <class P, bool CAPPED> struct Consumer {
   /* The call, or that of the tile's sequence alone: made anew where it is used, for want of registers. */
   __device__ __forceinline__ Call call() const { return g.of(t.span).call; }
 
+  /* This warp's first row of tiles in shared memory. */
+  __device__ __forceinline__ int row() const { return (P::WIDE ? 0 : first) + warp * 16; }
+
   __device__ __forceinline__ void next() {
     ring.next(), step.next();
   }
@@ -109,13 +112,14 @@ template <class P, bool CAPPED> struct Consumer {
 
   /* A part of dq. */
   __device__ __forceinline__ void start_dq(float (&dq)[32], int part) const {
-    uint32_t a = shared.ds(ring.stage) + (P::BY_QUERIES ? part * P::KEY_BOX : 0);
-    uint32_t b = shared.k() + (P::BY_QUERIES ? 0 : part * P::KEY_BOX);
     forget(dq);
     wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < P::BN / 16; ++i) {
-      FromShared<64, true, true>::add(dq, describe<128>(a + i * 16 * 128), describe<128>(b + i * 16 * 128), i > 0);
+    add_dq(dq, shared.ds(ring.stage), shared.k(), part, false);
+    if constexpr (P::PAIRED) {
+      barrier_wait(shared.peer_full(ring.stage), ring.phase);
+      __syncwarp();
+      wgmma_fence();
+      add_dq(dq, shared.peer_ds(ring.stage), shared.peer_k(), part, true);
     }
     wgmma_commit();
   }
@@ -166,7 +170,7 @@ template <class P, bool CAPPED> struct Consumer {
     for (int i = 0; i < BM / 16; ++i) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) ds[i][j] = pack<T>(dp[8 * i + 2 * j], dp[8 * i + 2 * j + 1]);
-      store_matrix(place(to + i / 4 * P::KEY_BOX, first + warp * 16, i % 4 * 16, lane), ds[i]);
+      store_matrix(place(to + i / 4 * P::KEY_BOX, row(), i % 4 * 16, lane), ds[i]);
     }
     fence_copies();
   }
@@ -181,7 +185,7 @@ template <class P, bool CAPPED> struct Consumer {
       const Scratch &scratch) const {
     int count = min(16, call().keys - key);
     if (count <= 0) return;
-    uint32_t to = boxes + (first + warp * 16) * 128;
+    uint32_t to = boxes + row() * 128;
     float probe = 0;
 #pragma unroll
     for (int i = 0; i < N; ++i) sum[i] *= factor, probe += sum[i];
@@ -236,10 +240,19 @@ template <class P, bool CAPPED> struct Consumer {
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
-      uint64_t a = describe<128>(keys + first * 128 + i / 4 * P::KEY_BOX + i % 4 * 32);
+      uint64_t a = describe<128>(keys + (P::WIDE ? 0 : first * 128) + i / 4 * P::KEY_BOX + i % 4 * 32);
       FromShared<BM>::add(sum, a, describe<128>(queries + i / 4 * P::QUERY_BOX + i % 4 * 32), i > 0);
     }
     wgmma_commit();
+  }
+
+  __device__ __forceinline__ void add_dq(float (&dq)[32], uint32_t ds, uint32_t k, int part, bool add) const {
+    (P::BY_QUERIES ? ds : k) += part * P::KEY_BOX;
+#pragma unroll
+    for (int i = 0; i < P::KEYS / 16; ++i) {
+      uint64_t a = describe<128>(ds + i * 16 * 128), b = describe<128>(k + i * 16 * 128);
+      FromShared<64, true, true>::add(dq, a, b, add || i > 0);
+    }
   }
 
   /* Whether the tile of queries is one that a mask, or an end, cuts. */

@@ -46,7 +46,8 @@ template <class P> struct Tile {
     key = tile * P::BN;
     Call call = g.of(span).call;
     Queries seen = seen_by(call, key, min(key + P::BN, call.keys) - 1);
-    first = seen.begin / P::BM, end = seen.begin < seen.end ? (seen.end + P::BM - 1) / P::BM : first;
+    bool some = key < call.keys && seen.begin < seen.end; /* VARLEN: there are tiles without keys */
+    first = seen.begin / P::BM, end = some ? (seen.end + P::BM - 1) / P::BM : first;
     whole = (seen_by(call, key + P::BN - 1, key).begin + P::BM - 1) / P::BM;
     whole_end = key + P::BN > call.keys ? 0 : seen_by(call, key, key).end / P::BM;
   }

@@ -3,6 +3,9 @@
  * Both have the same 64 keys: one has S' and dV, the other dP', dS' and dK. The weights go from the former to the
  * latter through shared memory, number by number in float32, and dS' back; the parts of dQ are dealt out to both, and
  * added to the sums from registers. Under way together are the exponentials and dP', dS' and dV with the next S'.
+ *
+ * Adding to the sums is what bounds it. Where there is room for it, two blocks of a cluster have 64 keys each of one tile,
+ * send each other dS', and each adds half of the parts for both.
  */
 
 namespace backward {
@@ -17,10 +20,11 @@ __device__ __forceinline__ void add_four(float *to, const float *x) {
 /* Compute a consumer's parts of dq and add them to the sums: every other one, and in the next step the others. Where
  * the order is given, a part takes its turn as those of `hand_on` do. */
 template <class P, bool CAPPED>
-__device__ __forceinline__ void give_dq(const Consumer<P, CAPPED> &c, const Scratch &scratch, int group) {
+__device__ __forceinline__ void give_dq(const Consumer<P, CAPPED> &c, const Scratch &scratch, int group, int rank) {
   bool first = threadIdx.x % GROUP == 0;
+  int begin = P::PAIRED ? (rank + c.ring.stage) % 2 + 2 * group : (group + c.ring.stage) % GROUPS;
 #pragma unroll 1
-  for (int part = (group + c.ring.stage) % GROUPS; part < P::PARTS; part += GROUPS) {
+  for (int part = begin; part < P::PARTS; part += P::PAIRED ? 2 * GROUPS : GROUPS) {
     float dq[32];
     c.start_dq(dq, part);
     index_t number = c.step.number() * P::PARTS + part;
@@ -37,13 +41,27 @@ __device__ __forceinline__ void give_dq(const Consumer<P, CAPPED> &c, const Scra
       if (first) add_count(scratch.turns + number);
     }
   }
+  if constexpr (P::PAIRED) {
+    barrier_wait(c.shared.peer_full(c.ring.stage), c.ring.phase);
+    if (c.lane == 0) barrier_arrive_there(address_in(c.shared.peer_empty(c.ring.stage), rank ^ 1));
+  }
+}
+
+/* A thread: send dS' to the other block of the cluster. */
+template <class P> __device__ __forceinline__ void send_ds(Shared<P> shared, int stage, int rank) {
+  barrier_expect(shared.peer_full(stage), P::DS_BYTES);
+  asm volatile(
+      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+          address_in(shared.peer_ds(stage), rank ^ 1)),
+      "r"(shared.ds(stage)), "r"(P::DS_BYTES), "r"(address_in(shared.peer_full(stage), rank ^ 1))
+      : "memory");
 }
 
 template <class P, bool CAPPED>
 __device__ __forceinline__ void consume_values(
     const TensorMap &map_dv, bool direct, const Gradients &g, const Scratch &scratch, const Tile<P> &t,
-    Shared<P> shared) {
-  Consumer<P, CAPPED> c(g, t, shared, 0);
+    Shared<P> shared, int rank) {
+  Consumer<P, CAPPED> c(g, t, shared, rank * P::KEYS);
   int count = t.steps(g);
   float s[32], dv[P::V_CHANNELS / 2] = {};
   uint32_t p[4][4];
@@ -64,7 +82,7 @@ __device__ __forceinline__ void consume_values(
     }
     c.release(shared.dout_empty(c.ring.stage));
     meet<GROUPS * GROUP>(SLOPES);
-    give_dq<P>(c, scratch, 0);
+    give_dq<P>(c, scratch, 0, rank);
     if constexpr (decltype(more)::value) wgmma_wait<0>(s);
     c.next();
   };
@@ -85,8 +103,8 @@ __device__ __forceinline__ void consume_values(
 template <class P, bool CAPPED>
 __device__ __forceinline__ void consume_keys(
     const TensorMap &map_dk, bool direct, const Gradients &g, const Scratch &scratch, const Tile<P> &t,
-    Shared<P> shared) {
-  Consumer<P, CAPPED> c(g, t, shared, 0);
+    Shared<P> shared, int rank) {
+  Consumer<P, CAPPED> c(g, t, shared, rank * P::KEYS);
   int count = t.steps(g);
   float dp[32], dk[P::CHANNELS / 2] = {};
   uint32_t ds[4][4];
@@ -102,8 +120,12 @@ __device__ __forceinline__ void consume_keys(
     float s[32];
 #pragma unroll
     for (int k = 0; k < 8; ++k) load_four(&s[4 * k], shared.handed(), k);
+    if constexpr (P::PAIRED) barrier_wait(shared.peer_empty(c.ring.stage), c.ring.phase ^ 1);
     c.differentiate(s, dp, ds);
     pass<GROUPS * GROUP>(SLOPES);
+    meet<GROUP>(TURN + 1); /* until dS' is there, whole */
+    if (P::PAIRED && threadIdx.x % GROUP == 0) send_ds(shared, c.ring.stage, rank);
+    __syncwarp();
     settle(ds);
     wgmma_fence();
     c.start_dk(dk, ds);
@@ -114,8 +136,7 @@ __device__ __forceinline__ void consume_keys(
       wgmma_wait<0>(dk);
     }
     c.release(shared.q_empty(c.ring.stage));
-    meet<GROUP>(TURN + 1); /* until dS' is there, whole */
-    give_dq<P>(c, scratch, 1);
+    give_dq<P>(c, scratch, 1, rank);
     if constexpr (decltype(more)::value) wgmma_wait<0>(dp);
     c.next();
   };

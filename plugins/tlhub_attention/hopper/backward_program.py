@@ -77,7 +77,8 @@ class _Kernel(NamedTuple):
 
     @property
     def blocks(self) -> str:
-        return f"B * H_kv * {_count(self.problem, 'S_kv', self.plan.keys)}"
+        plan = self.plan
+        return f"B * H_kv * {_count(self.problem, 'S_kv', plan.keys * plan.cluster)} * {plan.cluster}"
 
     @property
     def scratch(self) -> str:
@@ -116,6 +117,7 @@ class _Kernel(NamedTuple):
                 *call,
             ),
             shared=self.shared,
+            cluster=(plan.cluster, 1, 1),
             programmatic=True,
         )
         rows = backward_code.rows(self.problem, scratch[2], True)
