@@ -87,10 +87,13 @@ template <int ROWS> __device__ __forceinline__ Corner corner(int row, int left, 
   return {ROWS - count, row + count};
 }
 
-template <int BOXES, int BYTES>
+/* Load boxes of an array of WIDTH channels. One that is beyond them, which nothing comes of, has those of the first. */
+template <int WIDTH, int BOXES, int BYTES>
 __device__ __forceinline__ void load(uint32_t to, const TensorMap &map, uint32_t full, const Corner &at, int head) {
 #pragma unroll
-  for (int i = 0; i < BOXES; ++i) load_box(to + i * (BYTES / BOXES), map, full, i * 64, at.y, head, at.w);
+  for (int i = 0; i < BOXES; ++i) {
+    load_box(to + i * (BYTES / BOXES), map, full, i * 64 < WIDTH ? i * 64 : 0, at.y, head, at.w);
+  }
 }
 
 template <class P>
@@ -111,22 +114,22 @@ __device__ __forceinline__ void produce(
     Corner queries = corner<P::BM>(t.span.query + first, t.span.queries - first, t.batch);
     if (i == 0) {
       barrier_expect(shared.k_full(), P::PAIRED ? 2 * P::K_BYTES : P::K_BYTES);
-      load<BOXES, P::K_BYTES>(shared.k(), map_k, shared.k_full(), keys(rank), t.kv_head);
-      if (P::PAIRED) load<BOXES, P::K_BYTES>(shared.peer_k(), map_k, shared.k_full(), keys(rank ^ 1), t.kv_head);
+      load<D, BOXES, P::K_BYTES>(shared.k(), map_k, shared.k_full(), keys(rank), t.kv_head);
+      if (P::PAIRED) load<D, BOXES, P::K_BYTES>(shared.peer_k(), map_k, shared.k_full(), keys(rank ^ 1), t.kv_head);
     }
     uint32_t full = shared.q_full(ring.stage);
     barrier_wait(shared.q_empty(ring.stage), ring.phase ^ 1);
     barrier_expect(full, P::Q_BYTES + P::STATS_BYTES);
-    load<BOXES, P::Q_BYTES>(shared.q(ring.stage), map_q, full, queries, step.head);
+    load<D, BOXES, P::Q_BYTES>(shared.q(ring.stage), map_q, full, queries, step.head);
     load_bytes(shared.stats(ring.stage), scratch.stats + step.number() * (2 * P::BM), P::STATS_BYTES, full);
     if (i == 0) {
       barrier_expect(shared.v_full(), P::V_BYTES);
-      load<V_BOXES, P::V_BYTES>(shared.v(), map_v, shared.v_full(), keys(rank), t.kv_head);
+      load<D_V, V_BOXES, P::V_BYTES>(shared.v(), map_v, shared.v_full(), keys(rank), t.kv_head);
     }
     full = shared.dout_full(ring.stage);
     barrier_wait(shared.dout_empty(ring.stage), ring.phase ^ 1);
     barrier_expect(full, P::DOUT_BYTES);
-    load<V_BOXES, P::DOUT_BYTES>(shared.dout(ring.stage), map_dout, full, queries, step.head);
+    load<D_V, V_BOXES, P::DOUT_BYTES>(shared.dout(ring.stage), map_dout, full, queries, step.head);
   }
 }
 
