@@ -91,7 +91,7 @@ __device__ __forceinline__ void consume(
     }
     c.differentiate(s, dp, ds);
     meet<GROUPS * GROUP>(ALL);
-    c.start_dq(dq, group);
+    c.start_dq(dq, group, c.ring);
     c.start_dk(dk, ds);
     wgmma_wait<1>(dq); /* and dv */
     c.release(shared.dout_empty(c.ring.stage));

@@ -26,10 +26,10 @@ template <int BM_, bool WIDE_, bool PAIRED_> struct Plan {
   static constexpr int K_BYTES = CHANNELS / 64 * KEY_BOX, V_BYTES = V_CHANNELS / 64 * KEY_BOX;
   static constexpr int Q_BYTES = CHANNELS / 64 * QUERY_BOX, DOUT_BYTES = V_CHANNELS / 64 * QUERY_BOX;
   static constexpr int DS_BYTES = KEYS * BM * 2, PART_BYTES = 64 * 64 * 4, STATS_BYTES = 2 * BM * 4;
-  static constexpr int DS_STAGES = WIDE && !PAIRED ? 1 : STAGES, HANDED = WIDE ? 1 : GROUPS; /* weights, or parts of dq */
+  static constexpr int HANDED = WIDE ? 1 : GROUPS; /* weights, or parts of dq */
   static constexpr int AT_V = K_BYTES, AT_Q = AT_V + V_BYTES, AT_DOUT = AT_Q + STAGES * Q_BYTES;
-  static constexpr int AT_DS = AT_DOUT + STAGES * DOUT_BYTES, AT_PEER_DS = AT_DS + DS_STAGES * DS_BYTES;
-  static constexpr int AT_PEER_K = AT_PEER_DS + (PAIRED ? DS_STAGES * DS_BYTES : 0);
+  static constexpr int AT_DS = AT_DOUT + STAGES * DOUT_BYTES, AT_PEER_DS = AT_DS + STAGES * DS_BYTES;
+  static constexpr int AT_PEER_K = AT_PEER_DS + (PAIRED ? STAGES * DS_BYTES : 0);
   static constexpr int AT_HANDED = AT_PEER_K + (PAIRED ? K_BYTES : 0);
   static constexpr int AT_STATS = AT_HANDED + HANDED * PART_BYTES, AT_BARRIERS = AT_STATS + STAGES * STATS_BYTES;
   static constexpr int AT_TILE = AT_BARRIERS + 8 * (2 + 6 * STAGES), BYTES = AT_TILE + 64; /* of shared memory in all */
@@ -47,7 +47,7 @@ template <class P> struct Shared {
   __device__ __forceinline__ uint32_t v() const { return base + P::AT_V; }
   __device__ __forceinline__ uint32_t q(int stage) const { return base + P::AT_Q + stage * P::Q_BYTES; }
   __device__ __forceinline__ uint32_t dout(int stage) const { return base + P::AT_DOUT + stage * P::DOUT_BYTES; }
-  __device__ __forceinline__ uint32_t ds(int stage) const { return base + P::AT_DS + stage % P::DS_STAGES * P::DS_BYTES; }
+  __device__ __forceinline__ uint32_t ds(int stage) const { return base + P::AT_DS + stage * P::DS_BYTES; }
   __device__ __forceinline__ uint32_t peer_ds(int stage) const { return base + P::AT_PEER_DS + stage * P::DS_BYTES; }
   __device__ __forceinline__ uint32_t peer_k() const { return base + P::AT_PEER_K; }
   __device__ __forceinline__ uint32_t handed(int i = 0) const { return base + P::AT_HANDED + i * P::PART_BYTES; }

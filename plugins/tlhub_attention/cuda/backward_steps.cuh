@@ -110,16 +110,16 @@ template <class P, bool CAPPED> struct Consumer {
     wgmma_commit();
   }
 
-  /* A part of dq. */
-  __device__ __forceinline__ void start_dq(float (&dq)[32], int part) const {
+  /* A part of dq, of a stage. */
+  __device__ __forceinline__ void start_dq(float (&dq)[32], int part, const Ring<P::STAGES> &of) const {
     forget(dq);
     wgmma_fence();
-    add_dq(dq, shared.ds(ring.stage), shared.k(), part, false);
+    add_dq(dq, shared.ds(of.stage), shared.k(), part, false);
     if constexpr (P::PAIRED) {
-      barrier_wait(shared.peer_full(ring.stage), ring.phase);
+      barrier_wait(shared.peer_full(of.stage), of.phase);
       __syncwarp();
       wgmma_fence();
-      add_dq(dq, shared.peer_ds(ring.stage), shared.peer_k(), part, true);
+      add_dq(dq, shared.peer_ds(of.stage), shared.peer_k(), part, true);
     }
     wgmma_commit();
   }

@@ -2,7 +2,8 @@
  *
  * Both have the same 64 keys: one has S' and dV, the other dP', dS' and dK. The weights go from the former to the
  * latter through shared memory, number by number in float32, and dS' back; the parts of dQ are dealt out to both, and
- * added to the sums from registers. Under way together are the exponentials and dP', dS' and dV with the next S'.
+ * added to the sums from registers, in the step after. Under way together are the exponentials and dP', dS' and dV with
+ * the next S'.
  *
  * Adding to the sums is what bounds it. Where there is room for it, two blocks of a cluster have 64 keys each of one tile,
  * send each other dS', and each adds half of the parts for both.
@@ -17,20 +18,21 @@ __device__ __forceinline__ void add_four(float *to, const float *x) {
                : "memory");
 }
 
-/* Compute a consumer's parts of dq and add them to the sums: every other one, and in the next step the others. Where
- * the order is given, a part takes its turn as those of `hand_on` do. */
+/* Compute a consumer's parts of a step's dq and add them to the sums: every other one, and in the next step, which is
+ * gone on to, the others. Where the order is given, a part takes its turn as those of `hand_on` do. */
 template <class P, bool CAPPED>
-__device__ __forceinline__ void give_dq(const Consumer<P, CAPPED> &c, const Scratch &scratch, int group, int rank) {
+__device__ __forceinline__ void give_dq(
+    const Consumer<P, CAPPED> &c, Step<P> &step, Ring<P::STAGES> &ring, const Scratch &scratch, int group, int rank) {
   bool first = threadIdx.x % GROUP == 0;
-  int begin = P::PAIRED ? (rank + c.ring.stage) % 2 + 2 * group : (group + c.ring.stage) % GROUPS;
+  int begin = P::PAIRED ? (rank + ring.stage) % 2 + 2 * group : (group + ring.stage) % GROUPS;
 #pragma unroll 1
   for (int part = begin; part < P::PARTS; part += P::PAIRED ? 2 * GROUPS : GROUPS) {
     float dq[32];
-    c.start_dq(dq, part);
-    index_t number = c.step.number() * P::PARTS + part;
+    c.start_dq(dq, part, ring);
+    index_t number = step.number() * P::PARTS + part;
     float *to = scratch.sums + number * (64 * 64) + threadIdx.x % GROUP * 4;
     if constexpr (DETERMINISTIC) {
-      if (first) await_count(scratch.turns + number, c.step.turn());
+      if (first) await_count(scratch.turns + number, step.turn());
       meet<GROUP>(TURN + group);
     }
     wgmma_wait<0>(dq);
@@ -42,9 +44,10 @@ __device__ __forceinline__ void give_dq(const Consumer<P, CAPPED> &c, const Scra
     }
   }
   if constexpr (P::PAIRED) {
-    barrier_wait(c.shared.peer_full(c.ring.stage), c.ring.phase);
-    if (c.lane == 0) barrier_arrive_there(address_in(c.shared.peer_empty(c.ring.stage), rank ^ 1));
+    barrier_wait(c.shared.peer_full(ring.stage), ring.phase);
+    if (c.lane == 0) barrier_arrive_there(address_in(c.shared.peer_empty(ring.stage), rank ^ 1));
   }
+  step.next(), ring.next();
 }
 
 /* A thread: send dS' to the other block of the cluster. */
@@ -65,9 +68,12 @@ __device__ __forceinline__ void consume_values(
   int count = t.steps(g);
   float s[32], dv[P::V_CHANNELS / 2] = {};
   uint32_t p[4][4];
+  Step<P> before(g, t); /* whose dq is given */
+  Ring<P::STAGES> past;
 
-  auto advance = [&](auto more) { /* a step whose logits are there, and the logits of the next */
+  auto advance = [&](bool first, auto more) { /* a step whose logits are there, and the logits of the next */
     c.weigh(s, p);
+    if (!first) meet<GROUPS * GROUP>(SLOPES); /* of the step before */
 #pragma unroll
     for (int k = 0; k < 8; ++k) store_four(shared.handed(), k, &s[4 * k]);
     pass<GROUPS * GROUP>(WEIGHTS);
@@ -81,8 +87,7 @@ __device__ __forceinline__ void consume_values(
       wgmma_wait<0>(dv);
     }
     c.release(shared.dout_empty(c.ring.stage));
-    meet<GROUPS * GROUP>(SLOPES);
-    give_dq<P>(c, scratch, 0, rank);
+    if (!first) give_dq<P>(c, before, past, scratch, 0, rank);
     if constexpr (decltype(more)::value) wgmma_wait<0>(s);
     c.next();
   };
@@ -92,8 +97,10 @@ __device__ __forceinline__ void consume_values(
     c.start_logits(s);
     wgmma_wait<0>(s);
 #pragma unroll 1
-    for (int i = 1; i < count; ++i) advance(Constant<true>());
-    advance(Constant<false>());
+    for (int i = 1; i < count; ++i) advance(i == 1, Constant<true>());
+    advance(count == 1, Constant<false>());
+    meet<GROUPS * GROUP>(SLOPES);
+    give_dq<P>(c, before, past, scratch, 0, rank);
   }
   meet<GROUPS * GROUP>(ALL); /* until nobody reads values, whose place dv takes */
   c.template put<D_V>(dv, 1.f, shared.v(), map_dv, direct, g.dv, g.of_dv, scratch);
@@ -108,12 +115,14 @@ __device__ __forceinline__ void consume_keys(
   int count = t.steps(g);
   float dp[32], dk[P::CHANNELS / 2] = {};
   uint32_t ds[4][4];
+  Step<P> before(g, t); /* whose dq is given */
+  Ring<P::STAGES> past;
 
   auto start_dp = [&] {
     c.start_dp(dp, c.ahead);
     c.ahead.next();
   };
-  auto advance = [&](auto more) { /* a step whose dP' is there, and that of the next */
+  auto advance = [&](bool first, auto more) { /* a step whose dP' is there, and that of the next */
     c.release(shared.dout_empty(c.ring.stage));
     barrier_wait(shared.q_full(c.ring.stage), c.ring.phase);
     meet<GROUPS * GROUP>(WEIGHTS);
@@ -136,7 +145,7 @@ __device__ __forceinline__ void consume_keys(
       wgmma_wait<0>(dk);
     }
     c.release(shared.q_empty(c.ring.stage));
-    give_dq<P>(c, scratch, 1, rank);
+    if (!first) give_dq<P>(c, before, past, scratch, 1, rank);
     if constexpr (decltype(more)::value) wgmma_wait<0>(dp);
     c.next();
   };
@@ -147,8 +156,9 @@ __device__ __forceinline__ void consume_keys(
     wgmma_wait<0>(dp);
     barrier_wait(shared.k_full(), 0);
 #pragma unroll 1
-    for (int i = 1; i < count; ++i) advance(Constant<true>());
-    advance(Constant<false>());
+    for (int i = 1; i < count; ++i) advance(i == 1, Constant<true>());
+    advance(count == 1, Constant<false>());
+    give_dq<P>(c, before, past, scratch, 1, rank);
   }
   meet<GROUPS * GROUP>(ALL); /* until nobody reads keys, whose place dk takes */
   c.template put<D>(dk, float(g.call.scale), shared.k(), map_dk, direct, g.dk, g.of_dk, scratch);

@@ -57,7 +57,7 @@ class Plan(NamedTuple):
         sends, barriers, and the tile."""
         channels = self.channels + round_up(d_v, 64)
         ring = _STAGES * (self.queries * channels * ITEM + self.stats)
-        slopes = (1 if self.wide and not self.paired else _STAGES) * self.keys * self.queries * ITEM
+        slopes = _STAGES * self.keys * self.queries * ITEM
         handed = (1 if self.wide else _CONSUMERS) * PART
         peer = slopes + self.keys * self.channels * ITEM if self.paired else 0
         return self.keys * channels * ITEM + ring + slopes + handed + peer + 8 * (2 + 6 * _STAGES) + 64
