@@ -21,6 +21,7 @@ from tlhub_attention.mma.decode import MMA_DECODE
 from tlhub_attention.mma.backward import MMA_BWD
 from tlhub_attention.mma.forward import MMA, MMA_VARLEN
 from tlhub_attention.mma.varlen_backward import MMA_VARLEN_BWD
+from tlhub_attention.hopper.varlen_backward import HOPPER_VARLEN_BWD
 
 TLHUB_API = 1
 
@@ -32,20 +33,7 @@ def tlhub_kernels() -> Iterable[Kernel]:
 
 @hookimpl
 def tlhub_schedules() -> Iterable[Schedule]:
-    return [
-        FLASH,
-        FLASH_BWD,
-        FLASH_DECODE,
-        FLASH_VARLEN,
-        FLASH_VARLEN_BWD,
-        HOPPER,
-        HOPPER_FP8,
-        HOPPER_BWD,
-        HOPPER_DECODE,
-        HOPPER_VARLEN,
-        MMA,
-        MMA_VARLEN,
-        MMA_DECODE,
-        MMA_BWD,
-        MMA_VARLEN_BWD,
-    ]
+    on_cpus = [FLASH, FLASH_BWD, FLASH_DECODE, FLASH_VARLEN, FLASH_VARLEN_BWD]
+    on_hopper = [HOPPER, HOPPER_FP8, HOPPER_BWD, HOPPER_DECODE, HOPPER_VARLEN, HOPPER_VARLEN_BWD]
+    by_mma = [MMA, MMA_BWD, MMA_DECODE, MMA_VARLEN, MMA_VARLEN_BWD]
+    return [*on_cpus, *on_hopper, *by_mma]

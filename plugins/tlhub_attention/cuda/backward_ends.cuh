@@ -9,20 +9,23 @@ template <class P> __device__ __forceinline__ void end(const Gradients &all, con
   Place<P> at(all.call);
   Gradients g = all.of(at.span);
   const Call &call = g.call;
-  int group = threadIdx.x / GROUP, lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-  const float4 *sums = reinterpret_cast<const float4 *>(
-      scratch.sums + (index_t(blockIdx.x) * GROUPS + group) * (64 * 64)) + threadIdx.x % GROUP;
-  int row = (P::BY_QUERIES ? group * 64 : 0) + warp * 16 + lane / 4, column = P::BY_QUERIES ? 0 : group * 64;
+  int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+  const float4 *sums =
+      reinterpret_cast<const float4 *>(scratch.sums + index_t(blockIdx.x) * P::SUMS) + threadIdx.x % GROUP;
   float factor = float(call.scale), probe = 0;
-  float4 x[8];
 #pragma unroll
-  for (int i = 0; i < 8; ++i) x[i] = sums[i * GROUP];
+  for (int part = threadIdx.x / GROUP; part < P::PARTS; part += ENDS / GROUP) {
+    int row = (P::BY_QUERIES ? part * 64 : 0) + warp * 16 + lane / 4, column = P::BY_QUERIES ? 0 : part * 64;
+    float4 x[8];
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    uint32_t upper = pack<T>(x[i].x * factor, x[i].y * factor), lower = pack<T>(x[i].z * factor, x[i].w * factor);
-    probe += x[i].x + x[i].y + x[i].z + x[i].w;
-    *reinterpret_cast<uint32_t *>(&rows[row][column + 8 * i + lane % 4 * 2]) = upper;
-    *reinterpret_cast<uint32_t *>(&rows[row + 8][column + 8 * i + lane % 4 * 2]) = lower;
+    for (int i = 0; i < 8; ++i) x[i] = sums[(part * 8 + i) * GROUP];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      uint32_t upper = pack<T>(x[i].x * factor, x[i].y * factor), lower = pack<T>(x[i].z * factor, x[i].w * factor);
+      probe += x[i].x + x[i].y + x[i].z + x[i].w;
+      *reinterpret_cast<uint32_t *>(&rows[row][column + 8 * i + lane % 4 * 2]) = upper;
+      *reinterpret_cast<uint32_t *>(&rows[row + 8][column + 8 * i + lane % 4 * 2]) = lower;
+    }
   }
   if (call.causal() && probe != probe) *scratch.lost = true;
   __syncthreads();
@@ -42,16 +45,16 @@ template <class P> __device__ __forceinline__ void end(const Gradients &all, con
 
 }  // namespace backward
 
-#define BACKWARD_ENDS(BEGIN, END, QUERIES)                                                                             \
+#define BACKWARD_ENDS(BEGIN, END, ...)                                                                                 \
   extern "C" __global__ void __launch_bounds__(backward::ENDS) BEGIN(                                                  \
       int whole, float *sums, float *stats, int *counts, GRADIENT_PARAMETERS) {                                        \
     tensor_cores::wait_for_previous();                                                                                 \
     tensor_cores::start_next();                                                                                        \
-    backward::begin<backward::Plan<QUERIES>>(GRADIENTS, backward::Scratch(sums, stats, counts), whole);                \
+    backward::begin<backward::Plan<__VA_ARGS__>>(GRADIENTS, backward::Scratch(sums, stats, counts), whole);            \
   }                                                                                                                    \
   extern "C" __global__ void __launch_bounds__(backward::ENDS) END(                                                    \
       int whole, float *sums, float *stats, int *counts, GRADIENT_PARAMETERS) {                                        \
     tensor_cores::wait_for_previous();                                                                                 \
     tensor_cores::start_next();                                                                                        \
-    backward::end<backward::Plan<QUERIES>>(GRADIENTS, backward::Scratch(sums, stats, counts), whole);                  \
+    backward::end<backward::Plan<__VA_ARGS__>>(GRADIENTS, backward::Scratch(sums, stats, counts), whole);                  \
   }

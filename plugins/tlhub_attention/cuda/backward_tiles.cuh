@@ -72,7 +72,8 @@ template <class P> struct Step {
   }
   /* How many blocks add to the sums before this one, where the order is given: those of the keys after its. */
   __device__ __forceinline__ int turn() const {
-    int last = g.call.seen(min((tile + 1) * P::BM, g.call.queries) - 1).end - 1;
+    Call call = g.of(t.span).call;
+    int last = call.seen(min((tile + 1) * P::BM, call.queries) - 1).end - 1;
     return last / P::BN - t.key / P::BN;
   }
 };

@@ -9,7 +9,7 @@ from tlhub.specs import Config, DeviceFacts, Problem, Schedule
 _ARCH = "cuda:sm_90a"
 _DTYPES = ("float16", "bfloat16")
 _INPUTS = ("dout", "q", "k", "v", "o")
-_MOST = 128  # channels
+_MOST = 256  # channels
 
 
 def supports(problem: Problem, facts: DeviceFacts) -> str | None:
@@ -26,8 +26,6 @@ def supports(problem: Problem, facts: DeviceFacts) -> str | None:
             return f"{name} is symbolic; it is compiled for one number of channels"
         if extent % 8 or not 8 <= extent <= _MOST:
             return f"{name}={extent}; it takes multiples of 8 from 8 to {_MOST}"
-    if problem.option["alibi"]:
-        return "alibi=True; it has no bias"
     return None
 
 
@@ -49,13 +47,15 @@ HOPPER_BWD = Schedule(
     symbolic=("B", "S", "H", "H_kv", "S_kv"),
     sources=(
         *(f"tlhub_attention.hopper.backward{part}" for part in ("", "_plan", "_program")),
+        "tlhub_attention.hopper.ragged",
         *(f"tlhub_attention.cuda.{name}" for name in ("code", "backward_code")),
         "tlhub.cuda.tensor_cores",
         "tlhub/cuda/tensor_cores.cuh",
         *(f"tlhub_attention/cuda/{name}.cuh" for name in ("call", "rows")),
-        *(f"tlhub_attention/cuda/backward_{name}.cuh" for name in ("call", "rows", "tiles", "begin", "hopper", "ends")),
+        *(f"tlhub_attention/cuda/backward_{name}.cuh" for name in ("call", "rows", "tiles", "begin", "ends")),
+        *(f"tlhub_attention/cuda/backward_{name}.cuh" for name in ("memory", "steps", "hopper", "wide", "kernel")),
     ),
     priority=20,
     experimental=True,
-    doc="TMA and wgmma, five products under way beside the exponentials; up to 128 channels, any length and stride",
+    doc="TMA and wgmma, five products under way beside the exponentials; up to 256 channels, any length and stride",
 )
