@@ -17,11 +17,11 @@ from tlhub_attention.hopper.decode import HOPPER_DECODE
 from tlhub_attention.hopper.forward import HOPPER
 from tlhub_attention.hopper.fp8 import HOPPER_FP8
 from tlhub_attention.hopper.varlen import HOPPER_VARLEN
-from tlhub_attention.mma.decode import MMA_DECODE
+from tlhub_attention.hopper.varlen_backward import HOPPER_VARLEN_BWD
 from tlhub_attention.mma.backward import MMA_BWD
+from tlhub_attention.mma.decode import MMA_DECODE
 from tlhub_attention.mma.forward import MMA, MMA_VARLEN
 from tlhub_attention.mma.varlen_backward import MMA_VARLEN_BWD
-from tlhub_attention.hopper.varlen_backward import HOPPER_VARLEN_BWD
 
 TLHUB_API = 1
 

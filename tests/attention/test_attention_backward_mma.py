@@ -91,10 +91,11 @@ def test_every_device_has_room_for_a_plan(facts):
 def test_tiles_are_as_large_as_channels_and_shared_memory_let_them():
     first = {facts.arch: [plans(d, d, facts.shared_memory)[0] for d in (64, 128, 256)] for facts in (H200, A100, RTX)}
     assert first == {
-        "cuda:sm_90a": [Plan(64, 64, 32, 2), Plan(64, 128, 32, 2), Plan(64, 64, 16, 2)],
+        "cuda:sm_90a": [Plan(128, 128, 32, 2), Plan(64, 128, 32, 2), Plan(64, 64, 16, 2)],
         "cuda:sm_80": [Plan(64, 64, 32, 2), Plan(64, 128, 32, 2), Plan(32, 64, 16, 2)],
         "cuda:sm_89": [Plan(64, 64, 32, 2), Plan(32, 64, 16, 2), Plan(32, 32, 16, 1)],
     }
+    assert plans(64, 64, H200.shared_memory, alibi=True)[0] == Plan(64, 64, 32, 2), "slopes take registers"
 
 
 # -- what they compile to ----------------------------------------------------------------------------
@@ -142,7 +143,7 @@ def test_kernels_compile_without_spills(channels, arch, options):
     spills = {name: count for name, count in built.resources.items() if name.endswith(".spills")}
     names = ("begin_mma", "backward_mma", "end_mma", "gradient_rows")
     assert spills == {f"{name}.spills": 0 for name in names}
-    plan = plans(*channels, TARGET.facts(f"cuda:{arch}").shared_memory)[0]
+    plan = plans(*channels, TARGET.facts(f"cuda:{arch}").shared_memory, bool(options.get("alibi")))[0]
     assert built.resources["backward_mma.shared_memory"] == plan.shared(*channels)
 
 

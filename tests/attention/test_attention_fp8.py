@@ -169,7 +169,9 @@ def test_v_is_laid_across_before_the_launch_that_reads_it(driver):
     assert (attend["kernel"], attend["grid"], attend["block"]) == ("fp8_128x96", [128, 1, 1], [384, 1, 1])
     assert attend["programmatic"] == 1 and attend["shared"] == Plan(128, 96).shared(128, 128, 2)
     assert number(across["parameters"][0]) == number(attend["parameters"][4]) == 1 << 46
-    assert number(across["parameters"][1], "I") == number(attend["parameters"][5], "I") == 1152  # places for keys, in whole blocks
+    assert (
+        number(across["parameters"][1], "I") == number(attend["parameters"][5], "I") == 1152
+    )  # places for keys, in whole blocks
 
 
 def test_tensor_maps_have_the_arrays_as_they_are_stored(driver):

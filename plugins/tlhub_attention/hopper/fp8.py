@@ -59,7 +59,6 @@ HOPPER_FP8 = Schedule(
             for name in ("call", "fp8_call", "rows", "softmax", "forward_hopper", "fp8_hopper")
         ),
     ),
-    experimental=True,
     priority=20,
     doc="8-bit tensor cores: TMA and wgmma, weights in e4m3, v laid across first; up to 256 channels, any length",
 )

@@ -31,7 +31,8 @@ def supports(problem: Problem, facts: DeviceFacts) -> str | None:
 
 def configs(problem: Problem, facts: DeviceFacts) -> Sequence[Config]:
     """Return the plans that fit the device, as ``Plan`` writes them; the first is what is taken untried."""
-    fitting = plans(int(problem.dim["D"]), int(problem.dim["D_v"]), facts.shared_memory)
+    alibi = bool(problem.option["alibi"])
+    fitting = plans(int(problem.dim["D"]), int(problem.dim["D_v"]), facts.shared_memory, alibi)
     return tuple({"plan": str(plan)} for plan in fitting)
 
 
@@ -58,6 +59,5 @@ MMA_BWD = Schedule(
     symbolic=("B", "S", "H", "H_kv", "S_kv"),
     sources=SOURCES,
     priority=15,
-    experimental=True,
     doc="mma.sync of sm_80 and newer; up to 256 channels, any length and stride",
 )

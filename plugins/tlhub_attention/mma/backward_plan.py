@@ -50,14 +50,16 @@ def widths(d: int, d_v: int) -> tuple[int, int]:
     return -(-d // step) * step, -(-d_v // step) * step
 
 
+_SQUARE, _ROOM = Plan(128, 128, 32, 2), 200 * 1024
+"""For narrow heads where there are so many bytes, but with ALiBi, which takes the registers that it needs."""
 _NARROW = (Plan(64, 64, 32, 2), Plan(64, 128, 32, 2))
 _MIDDLE = (Plan(64, 128, 32, 2), Plan(32, 64, 16, 2))
 _WIDE = (Plan(64, 64, 16, 2), Plan(32, 64, 16, 2), Plan(32, 32, 16, 1))
 
 
-def plans(d: int, d_v: int, shared_memory: int) -> tuple[Plan, ...]:
+def plans(d: int, d_v: int, shared_memory: int, alibi: bool = False) -> tuple[Plan, ...]:
     """Return the plans for heads of *d* channels of q and k and *d_v* of v that fit *shared_memory* bytes, the
     fastest on an H200 first."""
     most = max(d, d_v)
-    some = _NARROW if most <= 64 else _MIDDLE if most <= 128 else _WIDE
+    some = (*((_SQUARE,) if shared_memory > _ROOM and not alibi else ()), *_NARROW) if most <= 64 else _MIDDLE if most <= 128 else _WIDE
     return tuple(plan for plan in some if plan.shared(d, d_v) <= shared_memory)
