@@ -1,17 +1,19 @@
-"""Attention for PyTorch: differentiable, an operator that ``torch.compile`` and CUDA graphs take.
+"""Attention for PyTorch: differentiable, operators that ``torch.compile`` and CUDA graphs take.
 
 import tlhub.torch
 
 o = tlhub.torch.attention(q, k, v, causal=True)  # (batch, sequence, heads, channels)
+o = tlhub.torch.attention_varlen(q, k, v, starts, causal=True)  # (tokens, heads, channels)
 
-Imported on request alone, for it needs PyTorch. Its operators are ``torch.ops.tlhub.attention``, which returns the
-logarithms of the sums (lse) as well, and ``torch.ops.tlhub.attention_bwd``.
+Imported on request alone, for it needs PyTorch. Its operators are ``torch.ops.tlhub.attention`` and
+``attention_varlen``, which return the logarithms of the sums (lse) as well, ``attention_bwd`` and
+``attention_varlen_bwd``.
 """
 
 from __future__ import annotations
 
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, NamedTuple
 
 from tlhub.errors import ArgumentError, PluginError
 from tlhub.hub import get
@@ -23,14 +25,33 @@ try:
 except ImportError as error:
     raise PluginError(f"tlhub.torch needs PyTorch: {error}", hint="pip install torch") from error
 
-__all__ = ["attention"]
+__all__ = ["attention", "attention_varlen"]
 
 Tensor = Any
 """torch.Tensor; a name that type checkers know without PyTorch."""
 
 _INTS = (Integral, torch.SymInt)
 _FLOATS = (Real, torch.SymInt, torch.SymFloat)
-_NUMBERS = "bool causal, float? scale, int window, float softcap, bool deterministic, str? schedule"
+_FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+_TYPED = ("dout", "q", "k", "v", "o")
+"""The inputs whose dtype is part of the look-up."""
+
+
+class _Numbers(NamedTuple):
+    """What every operator takes after its tensors."""
+
+    causal: bool
+    scale: float | None
+    window: int
+    softcap: float
+    deterministic: bool
+    schedule: str | None
+    backward_schedule: str | None
+
+    @property
+    def scalars(self) -> dict[str, float]:
+        given = {"window": self.window, "softcap": self.softcap}
+        return given if self.scale is None else {"scale": self.scale, **given}
 
 
 def attention(
@@ -42,143 +63,227 @@ def attention(
     scale: float | None = None,
     window: int = 0,
     softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    scales: tuple[Tensor, Tensor, Tensor] | None = None,
     deterministic: bool | None = None,
     schedule: str | None = None,
+    backward_schedule: str | None = None,
 ) -> Tensor:
     """Return softmax(scale q k^T, masked) v by heads: kernel ``attention``, whose gradient is ``attention_bwd``.
 
     *q* (B, S, H, D), *k* (B, S_kv, H_kv, D), *v* (B, S_kv, H_kv, D_v), on one device, of any strides; the result is
     (B, S, H, D_v). H_kv divides H: heads share keys in order. *causal* hides the keys after a query, aligned at the
     end; *window* shows that many keys up to it; *softcap* bounds the logits; *scale* is 1/sqrt(D) unless given.
+    *alibi_slopes* (H), float32: what a logit loses with each place of distance; they get no gradient.
+    *scales*, of q, k and v in float8, which have no gradient: a number each, or one for each head of a batch, float32.
     *deterministic*: the gradients have the same bits on every call (default: as
-    ``torch.use_deterministic_algorithms`` says). *schedule* asks for one implementation, of both kernels, by name.
+    ``torch.use_deterministic_algorithms`` says). *schedule* asks for one implementation of the kernel by name, and
+    *backward_schedule* for one of its gradient.
 
     Raises what ``tlhub.get`` and its kernels do: ArgumentError for tensors that do not fit, NoSchedule.
     """
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(x, torch.Tensor):
-            raise _refused(name, "a tensor of PyTorch", type(x).__name__, f"torch.as_tensor({name})")
-        if unpack_dual(x).tangent is not None:  # PyTorch would take the result's for 0
-            hint = f"torch.autograd.grad(o, {name}, dout), which is reverse mode"
-            raise _refused(name, "a tensor without a tangent", "one of forward-mode differentiation", hint)
-    _check_numbers(scale=0.0 if scale is None else scale, window=window, softcap=softcap)
-    if deterministic is None:
-        deterministic = torch.are_deterministic_algorithms_enabled()
-    o, _ = torch.ops.tlhub.attention(q, k, v, causal, scale, window, softcap, deterministic, schedule)
+    numbers = _numbers("attention", causal, scale, window, softcap, deterministic, schedule, backward_schedule)
+    _check("attention", q=q, k=k, v=v, slopes=alibi_slopes)
+    factors = (None, None, None) if scales is None else _factors(scales, q=q, k=k, v=v)
+    o, _ = torch.ops.tlhub.attention(q, k, v, *factors, alibi_slopes, *numbers)
     return o
 
 
-@library.custom_op(
-    "tlhub::attention", mutates_args=(), schema=f"(Tensor q, Tensor k, Tensor v, {_NUMBERS}) -> (Tensor, Tensor)"
-)
+def attention_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    starts: Tensor,
+    starts_kv: Tensor | None = None,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    window: int = 0,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool | None = None,
+    schedule: str | None = None,
+    backward_schedule: str | None = None,
+) -> Tensor:
+    """Return ``attention`` of each of many sequences, laid end to end: kernel ``attention_varlen``.
+
+    *q* (T, H, D), *k* (T_kv, H_kv, D), *v* (T_kv, H_kv, D_v); the result is (T, H, D_v). Sequence n has the queries
+    from ``starts[n]`` to before ``starts[n + 1]``, and the keys that *starts_kv* says so of, by default the same;
+    both int32, on the device. All else is as ``attention`` says.
+    """
+    numbers = _numbers("attention_varlen", causal, scale, window, softcap, deterministic, schedule, backward_schedule)
+    starts_kv = starts if starts_kv is None else starts_kv
+    _check("attention_varlen", q=q, k=k, v=v, starts=starts, starts_kv=starts_kv, slopes=alibi_slopes)
+    o, _ = torch.ops.tlhub.attention_varlen(q, k, v, starts, starts_kv, alibi_slopes, *numbers)
+    return o
+
+
+# -- operators -------------------------------------------------------------------------------------
+
+
+def _operator(name: str, tensors: str, results: int) -> Any:
+    """Return what makes a function an operator: it takes *tensors*, then numbers, and returns *results* tensors."""
+    numbers = "bool causal, float? scale, int window, float softcap, bool deterministic, str? schedule"
+    given = ", ".join(f"Tensor{'?' if x.endswith('?') else ''} {x.rstrip('?')}" for x in tensors.split())
+    schema = f"({given}, {numbers}, str? backward_schedule) -> ({', '.join(['Tensor'] * results)})"
+    return library.custom_op(f"tlhub::{name}", mutates_args=(), schema=schema)
+
+
+@_operator("attention", "q k v q_scale? k_scale? v_scale? slopes?", 2)
 def _attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    causal: bool,
-    scale: float | None,
-    window: int,
-    softcap: float,
-    deterministic: bool,
-    schedule: str | None,
-) -> tuple[Tensor, Tensor]:
-    own = {"q": q, "k": k, "v": v}
-    kernel = _kernel("attention", own, schedule, causal=causal, lse=True)
-    result: tuple[Tensor, Tensor] = kernel(*map(_plain, own.values()), **_scalars(scale, window, softcap))
-    return result
+    q: Tensor, k: Tensor, v: Tensor, q_scale: Tensor, k_scale: Tensor, v_scale: Tensor, slopes: Tensor, *given: Any
+) -> Any:
+    numbers = _Numbers(*given)
+    tensors = {"q": q, "k": k, "v": v, "q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale, "slopes": slopes}
+    options = {"lse": True, "scaled": q_scale is not None}
+    return _run("attention", tensors, numbers, numbers.schedule, options)
 
 
-@library.custom_op(
-    "tlhub::attention_bwd",
-    mutates_args=(),
-    schema=f"(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, {_NUMBERS}) -> (Tensor, Tensor, Tensor)",
-)
-def _attention_bwd(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    o: Tensor,
-    lse: Tensor,
-    causal: bool,
-    scale: float | None,
-    window: int,
-    softcap: float,
-    deterministic: bool,
-    schedule: str | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+@_operator("attention_varlen", "q k v starts starts_kv slopes?", 2)
+def _attention_varlen(
+    q: Tensor, k: Tensor, v: Tensor, starts: Tensor, starts_kv: Tensor, slopes: Tensor, *given: Any
+) -> Any:
+    numbers = _Numbers(*given)
+    tensors = {"q": q, "k": k, "v": v, "starts": starts, "starts_kv": starts_kv, "slopes": slopes}
+    return _run("attention_varlen", tensors, numbers, numbers.schedule, {"lse": True})
+
+
+@_operator("attention_bwd", "dout q k v o lse slopes?", 3)
+def _attention_bwd(dout: Tensor, *given: Any) -> Any:
+    return _gradients("attention_bwd", ("q", "k", "v", "o", "lse", "slopes"), dout, *given)
+
+
+@_operator("attention_varlen_bwd", "dout q k v o lse starts starts_kv slopes?", 3)
+def _attention_varlen_bwd(dout: Tensor, *given: Any) -> Any:
+    names = ("q", "k", "v", "o", "lse", "starts", "starts_kv", "slopes")
+    return _gradients("attention_varlen_bwd", names, dout, *given)
+
+
+def _gradients(name: str, names: tuple[str, ...], dout: Tensor, *given: Any) -> Any:
+    numbers = _Numbers(*given[len(names) :])
     if dout.stride(-1) != 1:  # that of a sum is one number for all, a form that GPUs read slowly
         dout = dout.contiguous()
-    own = {"dout": dout, "q": q, "k": k, "v": v, "o": o}
-    kernel = _kernel("attention_bwd", own, schedule, causal=causal, deterministic=deterministic)
-    tensors = map(_plain, (*own.values(), lse))
-    result: tuple[Tensor, Tensor, Tensor] = kernel(*tensors, **_scalars(scale, window, softcap))
-    return result
+    tensors = {"dout": dout, **dict(zip(names, given, strict=False))}
+    options = {"deterministic": numbers.deterministic}
+    return _run(name, tensors, numbers, numbers.backward_schedule, options)
 
 
-@_attention.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, *numbers: Any) -> tuple[Tensor, Tensor]:
-    _check_ranks(q=q, k=k, v=v)
-    o = q.new_empty((*q.shape[:3], v.shape[3]))
-    return o, q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32)
+def _register(name: str, forward: Any, backward: Any, skipped: int = 0) -> None:
+    """Tell PyTorch the shapes of the operator *name* and of its gradient, and that it is one.
+
+    *skipped*: how many tensors after q, k and v the gradient does not take.
+    """
+
+    @forward.register_fake
+    def _(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+        _check_ranks(name, q=q, k=k, v=v)
+        o = q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=torch.bfloat16 if q.dtype in _FLOAT8 else q.dtype)
+        return o, q.new_empty((*q.shape[:-3], q.shape[-2], q.shape[-3]), dtype=torch.float32)
+
+    @backward.register_fake
+    def _(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, ...]:
+        return tuple(x.new_empty(x.shape) for x in (q, k, v))
+
+    def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        count = len(inputs) - len(_Numbers._fields)
+        ctx.numbers = inputs[count:]
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(*inputs[:3], *output, *inputs[3 + skipped : count])
+
+    def differentiate(ctx: Any, dout: Tensor, dlse: Tensor) -> tuple[Tensor | None, ...]:
+        gradients = backward(dout, *ctx.saved_tensors, *ctx.numbers)
+        rest = len(ctx.saved_tensors) - 5 + skipped + len(ctx.numbers)
+        return (*gradients, *[None] * rest)
+
+    forward.register_autograd(differentiate, setup_context=keep)
 
 
-@_attention_bwd.register_fake
-def _(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, *numbers: Any) -> tuple[Tensor, ...]:
-    return tuple(x.new_empty(x.shape) for x in (q, k, v))
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, *ctx.numbers = inputs
-    ctx.mark_non_differentiable(output[1])
-    ctx.save_for_backward(q, k, v, *output)
-
-
-def _differentiate(ctx: Any, dout: Tensor, dlse: Tensor) -> tuple[Tensor | None, ...]:
-    gradients = torch.ops.tlhub.attention_bwd(dout, *ctx.saved_tensors, *ctx.numbers)
-    return (*gradients, *[None] * len(ctx.numbers))
-
-
-_attention.register_autograd(_differentiate, setup_context=_keep)
+_register("attention", _attention, _attention_bwd, skipped=3)
+_register("attention_varlen", _attention_varlen, _attention_varlen_bwd)
 
 
 # -- calls -----------------------------------------------------------------------------------------
 
 
-def _kernel(name: str, tensors: dict[str, Tensor], schedule: str | None, **options: Any) -> Any:
-    """Return the compiled kernel for *tensors*, inputs of that name whose dtype is free. Raises ArgumentError."""
-    q, k, v = (tensors[n] for n in "qkv")
-    _check_ranks(**tensors)
-    shape = (*q.shape, k.shape[2], k.shape[1], v.shape[3])
-    dtypes = {n: str(x.dtype) for n, x in tensors.items()}
+def _run(
+    name: str, tensors: dict[str, Tensor | None], numbers: _Numbers, schedule: str | None, options: dict[str, Any]
+) -> Any:
+    """Call the kernel of that name on *tensors*, those that there are. Raises ArgumentError."""
+    there = {n: x for n, x in tensors.items() if x is not None}
+    q, k, v = (there[n] for n in "qkv")
+    _check_ranks(name, **{n: there[n] for n in _TYPED if n in there})
+    sequences = there["starts"].shape if "starts" in there else ()
+    shape = (*q.shape, *sequences, k.shape[-2], k.shape[-3], v.shape[-1])
+    dtypes = {n: str(there[n].dtype) for n in _TYPED if n in there}
     dtype = dtypes if len(set(dtypes.values())) > 1 else dtypes["q"]  # one name is found faster than a mapping
-    return get(name, shape, dtype, device=str(q.device), schedule=schedule, **options)
+    options = {"causal": numbers.causal, "alibi": "slopes" in there, **options}
+    kernel = get(name, shape, dtype, device=str(q.device), schedule=schedule, **options)
+    return kernel(*[_plain(name, n, x) for n, x in there.items()], **numbers.scalars)
 
 
-def _check_ranks(**tensors: Tensor) -> None:
-    for name, x in tensors.items():
-        if x.ndim != 4:
-            hint = f"{name}.unsqueeze(0), where it is the batch that is missing"
-            raise _refused(name, "dims (batch, sequence, heads, channels)", f"shape {tuple(x.shape)}", hint)
-
-
-def _check_numbers(**numbers: Any) -> None:
-    for name, number in numbers.items():
-        said, kinds = ("int", _INTS) if name == "window" else ("float", _FLOATS)
-        if not isinstance(number, kinds):  # a tensor, too: its gradient would be lost
-            raise _refused(name, f"a number, {said}", type(number).__name__, f"{name}={said}({name})")
-
-
-def _refused(name: str, expected: str, got: str, hint: str) -> ArgumentError:
-    said = f"attention: argument {name!r}: expected {expected}, got {got}"
-    return ArgumentError(said, argument=name, expected=expected, got=got, hint=hint)
-
-
-def _plain(x: Tensor) -> Tensor:
+def _plain(kernel: str, name: str, x: Tensor) -> Tensor:
     """Return *x* as kernels take it: its gradient is PyTorch's to track, and here it has."""
+    _check_tangent(kernel, name, x)
     return x.detach()
 
 
-def _scalars(scale: float | None, window: int, softcap: float) -> dict[str, float]:
-    given = {"window": window, "softcap": softcap}
-    return given if scale is None else {"scale": scale, **given}
+def _numbers(
+    kernel: str, causal: bool, scale: float | None, window: int, softcap: float, deterministic: bool | None, *names: Any
+) -> tuple[Any, ...]:
+    """Return what operators take after their tensors, defaults filled in. Raises ArgumentError."""
+    numbers = {"scale": 0.0 if scale is None else scale, "window": window, "softcap": softcap}
+    for name, number in numbers.items():
+        said, kinds = ("int", _INTS) if name == "window" else ("float", _FLOATS)
+        if not isinstance(number, kinds):  # a tensor, too: its gradient would be lost
+            raise _refused(kernel, name, f"a number, {said}", type(number).__name__, f"{name}={said}({name})")
+    if deterministic is None:
+        deterministic = torch.are_deterministic_algorithms_enabled()
+    return (causal, scale, window, softcap, deterministic, *names)
+
+
+def _factors(scales: Any, **tensors: Tensor) -> list[Tensor]:
+    """Return the *scales* of *tensors* by heads: what is one number is repeated. Raises ArgumentError."""
+    if len(scales) != len(tensors):
+        hint = "scales=(q_scale, k_scale, v_scale)"
+        raise _refused("attention", "scales", "a tensor each for q, k and v", f"{len(scales)}", hint)
+    _check("attention", **tensors, **{f"{name}_scale": x for name, x in zip(tensors, scales, strict=True)})
+    _check_ranks("attention", **tensors)
+    shapes = [(x.shape[0], x.shape[2]) for x in tensors.values()]
+    return [x.reshape(()).expand(shape) if x.numel() == 1 else x for x, shape in zip(scales, shapes, strict=True)]
+
+
+def _check(kernel: str, **tensors: Any) -> None:
+    """Refuse what is no tensor on the device of q, what forward mode follows, and a gradient that there is none of."""
+    for name, x in tensors.items():
+        if x is None and name == "slopes":
+            continue
+        if not isinstance(x, torch.Tensor):
+            raise _refused(kernel, name, "a tensor of PyTorch", type(x).__name__, f"torch.as_tensor({name})")
+        if x.device != tensors["q"].device:
+            on = f"a tensor on {tensors['q'].device}, where q is"
+            raise _refused(kernel, name, on, f"one on {x.device}", f"{name}.to({str(tensors['q'].device)!r})")
+        _check_tangent(kernel, name, x)
+        if name not in _TYPED and x.requires_grad:
+            raise _refused(kernel, name, "a tensor that asks for no gradient", "one that does", f"{name}.detach()")
+
+
+def _check_tangent(kernel: str, name: str, x: Tensor) -> None:
+    if unpack_dual(x).tangent is not None:  # PyTorch would take the result's for 0
+        hint = f"torch.autograd.grad(o, {name}, dout), which is reverse mode"
+        raise _refused(kernel, name, "a tensor without a tangent", "one of forward-mode differentiation", hint)
+
+
+def _check_ranks(kernel: str, **tensors: Tensor) -> None:
+    if "varlen" in kernel:
+        rank, dims, change = 3, "(tokens, heads, channels)", "flatten(0, 1), where there is a batch"
+    else:
+        rank, dims = 4, "(batch, sequence, heads, channels)"
+        change = "unsqueeze(0), where it is the batch that is missing"
+    for name, x in tensors.items():
+        if x.ndim != rank:
+            raise _refused(kernel, name, f"dims {dims}", f"shape {tuple(x.shape)}", f"{name}.{change}")
+
+
+def _refused(kernel: str, name: str, expected: str, got: str, hint: str) -> ArgumentError:
+    said = f"{kernel}: argument {name!r}: expected {expected}, got {got}"
+    return ArgumentError(said, argument=name, expected=expected, got=got, hint=hint)

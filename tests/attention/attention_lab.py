@@ -19,6 +19,8 @@ MANY = settings(
 )
 LENGTHS = st.one_of(st.integers(0, 9), st.sampled_from([23, 24, 25, 63, 64, 65, 95, 96, 97, 101, 191, 193, 250]))
 CHANNELS = st.one_of(st.integers(0, 9), st.sampled_from([16, 31, 63, 64, 65, 80]))
+SPOILT = [(name, value) for name in "qkv" for value in (np.nan, np.inf, -np.inf)] + [("qk", 1e4)]
+"""What ``spoil`` takes, for the arrays of the forward."""
 SCALARS = st.fixed_dictionaries(
     {
         "scale": st.sampled_from([0.3, 0.5, -0.25, 0.0]),
@@ -78,6 +80,15 @@ def numbers(draw: Any, array: Array) -> Array:
     view = room[..., ::step]
     view[...] = array
     return view
+
+
+def spoil(arrays: dict[str, Array], name: str, value: float) -> None:
+    """Put *value* into a channel of every fifth query, or key; where it is large, all of q and k make such logits."""
+    if abs(value) > 1 and np.isfinite(value):
+        for x in "qk":
+            arrays[x] = (arrays[x] * np.sqrt(value)).astype(arrays[x].dtype)
+    else:
+        arrays[name][..., 2::5, :, 0] = value
 
 
 def column(values: Any, dtype: Any = np.float32, width: int = 1) -> Array:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from attention_lab import MANY, SYMBOLIC, Array, column, dims, layout
+from attention_lab import MANY, SPOILT, SYMBOLIC, Array, column, dims, layout, spoil
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,7 +23,7 @@ VARIANTS: list[tuple[Any, dict[str, Any]]] = [
     ("float32", {}),
     ("float32", {"causal": True}),
     ("float64", {"deterministic": True}),
-    ("bfloat16", {}),
+    ("bfloat16", {"alibi": True}),
     ({"dout": "float16", "q": "float32", "k": "bfloat16", "v": "float16", "o": "float32"}, {"causal": True}),
 ]
 
@@ -167,6 +167,18 @@ def test_what_a_mask_hides_may_hold_anything(name: str, value: float, window: in
         arrays[name][0, j] = value
     with np.errstate(invalid="ignore"):
         assert testing.check(kernel, dims=extents, arrays=arrays, scalars={"window": window}) <= 1
+
+
+@pytest.mark.parametrize("softcap", [0.0, 3.0])
+@pytest.mark.parametrize(("name", "value"), [*SPOILT, ("dout", np.nan), ("dout", np.inf)])
+def test_what_is_no_number_spoils_what_it_does_in_the_reference(name: str, value: float, softcap: float) -> None:
+    kernel, extents = get(causal=True), {"B": 1, "S": 120, "H": 2, "D": 8, "H_kv": 1, "S_kv": 130, "D_v": 7}
+    arrays = data(kernel, extents)
+    spoil(arrays, name, value)
+    scalars = {"scale": 0.5, "window": 0, "softcap": softcap}
+    problem = testing.numbers.bind(kernel.problem, extents)
+    arrays |= {n: x.astype(np.float32) for n, x in prepare(problem, arrays, scalars).items()}
+    assert testing.check(kernel, dims=extents, arrays=arrays, scalars=scalars) <= 1
 
 
 def test_old_contents_of_an_output_never_matter() -> None:

@@ -32,8 +32,8 @@ def make(d=128, d_v=None, dtype="float16", **options):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_16_bit_floats_are_served_with_any_channels_that_divide_by_8(dtype):
-    for d, d_v in ((8, 8), (64, 64), (72, 40), (128, 64), (128, 128)):
-        for options in ({}, {"causal": True, "deterministic": True}):
+    for d, d_v in ((8, 8), (64, 64), (72, 40), (128, 64), (128, 128), (192, 128), (64, 256), (256, 256)):
+        for options in ({}, {"causal": True, "deterministic": True}, {"alibi": True}):
             assert HOPPER_BWD.supports(make(d, d_v, dtype, **options), H200) is None
 
 
@@ -43,9 +43,9 @@ def test_16_bit_floats_are_served_with_any_channels_that_divide_by_8(dtype):
         (make(), "cuda:sm_90", "it is for cuda:sm_90a, and this is cuda:sm_90"),
         (make(dtype="float32"), "cuda:sm_90a", "dout, q, k, v, o of one type, float16 or bfloat16, not"),
         (make(dtype={**dict.fromkeys(["dout", *"qkv"], "float16"), "o": "bfloat16"}), "cuda:sm_90a", "o bfloat16"),
-        (make(60), "cuda:sm_90a", "D=60; it takes multiples of 8 from 8 to 128"),
-        (make(192, 128), "cuda:sm_90a", "D=192"),
-        (make(64, 136), "cuda:sm_90a", "D_v=136"),
+        (make(60), "cuda:sm_90a", "D=60; it takes multiples of 8 from 8 to 256"),
+        (make(264, 128), "cuda:sm_90a", "D=264"),
+        (make(64, 260), "cuda:sm_90a", "D_v=260"),
         (make("D"), "cuda:sm_90a", "D is symbolic"),
     ],
 )
@@ -59,8 +59,10 @@ def test_what_certifies_it_can_be_served():
     made = [problem.make(ATTENTION_BWD, i.shape, i.dtype, i.options) for i in items if isinstance(i, Item)]
     assert len(made) == len(items) > 20
     assert all(HOPPER_BWD.supports(m, H200) is None for m in made)
-    assert {plans(int(m.dim["D"]), int(m.dim["D_v"]))[0] for m in made} == {Plan(64), Plan(128)}
-    assert {m.option["deterministic"] for m in made} == {False, True}
+    assert {plans(int(m.dim["D"]), int(m.dim["D_v"]))[0] for m in made} >= {
+        *(Plan(128, 64), Plan(64, 128), Plan(64, 192, wide=True, paired=True), Plan(64, 256, wide=True))
+    }
+    assert {m.option["deterministic"] for m in made} == {m.option["alibi"] for m in made} == {False, True}
 
 
 def test_what_the_suite_measures_can_be_served():
@@ -73,15 +75,25 @@ def test_what_the_suite_measures_can_be_served():
 
 
 def test_every_plan_has_room_in_a_block():
-    for d in range(8, 129, 8):
-        for d_v in range(8, 129, 8):
+    for d in range(8, 257, 8):
+        for d_v in range(8, 257, 8):
             for plan in plans(d, d_v):
                 assert d <= plan.channels and plan.shared(d_v) <= 227 * 1024
 
 
 def test_few_channels_take_larger_tiles_but_not_beside_a_cap():
-    assert plans(64, 64) == (Plan(128), Plan(64))
-    assert plans(64, 72) == plans(128, 128) == (Plan(64), Plan(64))
+    assert plans(64, 64) == (Plan(128, 64), Plan(64, 128))
+    assert plans(64, 72) == plans(128, 128) == (Plan(64, 128), Plan(64, 128))
+
+
+def test_more_channels_than_a_consumer_has_registers_for_are_shared_out():
+    assert plans(136, 128) == plans(192, 128) == (Plan(64, 192, wide=True, paired=True),) * 2
+    assert plans(128, 136)[0] == Plan(64, 128, wide=True, paired=True) and plans(256, 256)[0].parts == 4
+    assert (plans(256, 256)[0].keys, plans(128, 128)[0].keys) == (64, 128)
+
+
+def test_blocks_are_paired_where_there_is_room_for_the_others_keys():
+    assert plans(256, 128)[0].paired and not plans(256, 136)[0].paired and not plans(256, 256)[0].paired
 
 
 # -- what they compile to ----------------------------------------------------------------------------
@@ -104,6 +116,11 @@ def build(d=128, d_v=None, dtype="float16", **options):
         pytest.param((128, 128), {"dtype": "bfloat16", "deterministic": True}, marks=pytest.mark.slow),
         pytest.param((72, 40), {"causal": True}, marks=pytest.mark.slow),
         pytest.param((40, 96), {}, marks=pytest.mark.slow),
+        pytest.param((128, 128), {"causal": True, "alibi": True}, marks=pytest.mark.slow),
+        pytest.param((192, 128), {"causal": True, "deterministic": True}, marks=pytest.mark.slow),
+        pytest.param((256, 256), {"alibi": True}, marks=pytest.mark.slow),
+        pytest.param((256, 256), {"dtype": "bfloat16", "causal": True}, marks=pytest.mark.slow),
+        pytest.param((64, 256), {}, marks=pytest.mark.slow),
     ],
 )
 def test_kernels_compile_without_spills_or_serialised_wgmma(channels, options):
@@ -123,7 +140,7 @@ def test_kernels_compile_without_spills_or_serialised_wgmma(channels, options):
 def test_a_layout_that_differs_from_the_launch_does_not_compile(tmp_path):
     """The bytes of shared memory of a launch are those that the kernel lays out."""
     cuda_lab.needs_nvcc()
-    source, shared = backward_program.program(make(8), {}, "cuda:sm_90a").source, Plan(128).shared(8)
+    source, shared = backward_program.program(make(8), {}, "cuda:sm_90a").source, Plan(128, 64).shared(8)
     line = f"\nBACKWARD(backward_128, {shared}, "
     assert line in source
     (tmp_path / "program.cu").write_text(source.replace(line, f"\nBACKWARD(backward_128, {shared - 16}, "))
@@ -170,7 +187,7 @@ def test_a_call_is_what_is_before_the_products_and_what_is_after(driver):
     assert [x["kernel"] for x in launches] == ["begin_64", "backward_64", "end_64", "gradient_rows"]
     tiles = 2 * 8 * 16  # of 64 queries of each head
     assert begin["grid"] == end["grid"] == [tiles, 1, 1] and products["grid"] == [2 * 2 * 8, 1, 1]
-    assert products["block"] == [384, 1, 1] and products["shared"] == Plan(64).shared(128)
+    assert products["block"] == [384, 1, 1] and products["shared"] == Plan(64, 128).shared(128)
     assert all(x["programmatic"] for x in launches)
     sums, stats, counts = (number(p) for p in begin["parameters"][1:4])
     assert (sums, stats - sums, counts - stats) == (SCRATCH, tiles * 64 * 128 * 4, tiles * 64 * 2 * 4)

@@ -79,10 +79,11 @@ def test_random_inputs_are_those_of_a_forward() -> None:
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("window", "softcap", "scale"), [(0, 0.0, 0.3), (2, 0.0, -0.7), (0, 1.5, 1.0), (3, -0.4, 0.3)])
 @pytest.mark.parametrize(("queries", "keys"), [(4, 4), (2, 5), (5, 2), (3, 0), (0, 3)])
+@pytest.mark.parametrize("alibi", [False, True])
 def test_it_is_the_numerical_derivative(
-    causal: bool, window: int, softcap: float, scale: float, queries: int, keys: int
+    causal: bool, window: int, softcap: float, scale: float, queries: int, keys: int, alibi: bool
 ) -> None:
-    made = make("float64", B=2, S=queries, S_kv=keys, H=4, H_kv=2, D=3, D_v=5, causal=causal)
+    made = make("float64", B=2, S=queries, S_kv=keys, H=4, H_kv=2, D=3, D_v=5, causal=causal, alibi=alibi)
     given = {"scale": scale, "window": window, "softcap": softcap}
     arrays = data(made, 1, **given)
     arrays |= prepare(made, arrays, given)  # an lse that is not rounded

@@ -7,8 +7,9 @@ import pytest
 from tlhub import problem
 from tlhub.errors import ArgumentError
 from tlhub.specs import Problem
-from tlhub_attention.contracts.forward import ATTENTION, DTYPES, flops
-from tlhub_attention.cpu.schedules import FLASH, configs, supports
+from tlhub_attention import tlhub_kernels
+from tlhub_attention.contracts.forward import ATTENTION, DTYPES, FLOAT8, flops
+from tlhub_attention.cpu.schedules import FLASH, configs
 from tlhub_cpu import TARGET
 
 pytestmark = pytest.mark.light
@@ -63,19 +64,27 @@ def test_float64_does_not_mix() -> None:
     assert dict(make(dtype="float64", out_dtype="bfloat16").dtypes)["o"] == "bfloat16"
 
 
+def test_slopes_are_the_last_input_of_all_kernels() -> None:
+    for kernel in tlhub_kernels():
+        shape = {d.name: 8 for d in kernel.dims if d.default is None and not d.when or d.name == "S_kv"}
+        inputs = problem.signature(kernel, problem.make(kernel, shape, "float16", {"alibi": True})).inputs
+        assert (inputs[-1].name, inputs[-1].extents, inputs[-1].dtype) == ("slopes", (8,), "float32")
+
+
+def test_factors_are_for_float8() -> None:
+    inputs = problem.signature(
+        ATTENTION, make({"B": 2, "S": 5, "H": 6, "D": 16, "H_kv": 3}, FLOAT8[0], scaled=True)
+    ).inputs
+    assert [(t.name, t.extents) for t in inputs[3:]] == [("q_scale", (2, 6)), ("k_scale", (2, 3)), ("v_scale", (2, 3))]
+    with pytest.raises(ArgumentError, match="scaled=True, and v is bfloat16; scales are for q, k and v in float8"):
+        make(dtype={"q": FLOAT8[0], "k": FLOAT8[1], "v": "bfloat16"}, scaled=True)
+
+
 def test_flops_count_two_products_and_half_of_them_under_a_causal_mask() -> None:
     dims = {"B": 2, "S": 3, "H": 5, "D": 7, "H_kv": 1, "S_kv": 11, "D_v": 13}
     pairs = 2 * 5 * 3 * 11
     assert flops(dims) == 2 * pairs * 7 + 2 * pairs * 13
     assert flops({**dims, "causal": True}) == flops(dims) / 2
-
-
-def test_the_cpu_serves_all_but_float8() -> None:
-    for dtype in DTYPES:
-        reason = supports(make(dtype=dtype), V3)
-        assert (reason is None) is not dtype.startswith("float8"), (dtype, reason)
-    mixed = make(dtype={"q": "bfloat16", "k": "float8_e4m3fn", "v": "float8_e4m3fn"})
-    assert supports(mixed, V3) == "k is float8_e4m3fn; float8 is for tensor cores"
 
 
 @pytest.mark.parametrize("arch", ["x86-64-v2", "x86-64-v3", "x86-64-v4", "znver3", "znver4", "aarch64", "neoverse-v1"])

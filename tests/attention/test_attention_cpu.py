@@ -6,7 +6,6 @@ One symbolic binary a set of dtypes and options serves every size here, so hypot
 from __future__ import annotations
 
 import math
-import platform
 import subprocess
 import sys
 import threading
@@ -15,15 +14,14 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from attention_lab import MANY, SYMBOLIC, Array, column, dims, layout
+from attention_lab import MANY, SPOILT, SYMBOLIC, Array, column, dims, layout, numbers, spoil
 from hypothesis import given
 from hypothesis import strategies as st
 
 import tlhub
 from tlhub import testing
-from tlhub.errors import ArgumentError, NoSchedule
+from tlhub.errors import ArgumentError
 from tlhub_attention.contracts.forward import ATTENTION
-from tlhub_cpu.arch import features, native
 
 VARIANTS: list[tuple[Any, dict[str, Any]]] = [
     ("float32", {}),
@@ -35,6 +33,10 @@ VARIANTS: list[tuple[Any, dict[str, Any]]] = [
     ("bfloat16", {"causal": True}),
     ("bfloat16", {"lse": True, "out_dtype": "float16"}),
     ({"q": "float32", "k": "bfloat16", "v": "float16"}, {"causal": True, "out_dtype": "float64"}),
+    ("float32", {"alibi": True, "lse": True}),
+    ("float8_e4m3fn", {"scaled": True, "lse": True}),
+    ({"q": "float8_e5m2", "k": "float8_e4m3fn", "v": "float8_e5m2"}, {"scaled": True, "alibi": True, "causal": True}),
+    ({"q": "bfloat16", "k": "float8_e4m3fn", "v": "float8_e5m2"}, {"out_dtype": "float32"}),
 ]
 
 
@@ -51,7 +53,7 @@ def test_any_size_stride_and_scalar_is_within_the_tolerance(dtype: Any, options:
     extents = data.draw(dims())
     problem = testing.numbers.bind(kernel.problem, extents)
     arrays = testing.inputs(ATTENTION, problem, seed=data.draw(st.integers(0, 99)))
-    arrays = {name: layout(data.draw, array) for name, array in arrays.items()}
+    arrays = {n: layout(data.draw, a) if a.ndim == 4 else numbers(data.draw, a) for n, a in arrays.items()}
     scalars = {
         "scale": data.draw(st.sampled_from([1 / math.sqrt(max(extents["D"], 1)), 0.5, -0.25, 0.0])),
         "window": data.draw(st.sampled_from([0, 0, 1, 2, 7, 96, 1000])),
@@ -205,6 +207,27 @@ def test_lanes_and_tiles_past_the_last_key_are_not_counted(dtype: Any) -> None: 
     assert o.item() == 124.5
 
 
+@pytest.mark.parametrize("causal", [True, False])
+def test_alibi_weighs_keys_by_their_distance(causal: bool) -> None:
+    """With a slope of ln 2 a key weighs half as much with each place, on both sides."""
+    kernel, slopes = get("float32", alibi=True, causal=causal), np.float32([math.log(2), 0])
+    q, v = np.zeros((1, 2, 2, 1), np.float32), column([8, 4, 16])
+    o = kernel(q, column([0] * 3), v, slopes)  # query 0 stands at key 1
+    first = [(4 + 4) / 1.5, 12 / 2] if causal else [(4 + 4 + 8) / 2, 28 / 3]
+    np.testing.assert_allclose(o[0, :, :, 0], [first, [(2 + 2 + 16) / 1.75, 28 / 3]], rtol=1e-6)
+
+
+def test_a_factor_of_a_tensor_is_a_view_that_repeats_it() -> None:
+    q, v = np.ones((2, 1, 4, 2), ml_dtypes.float8_e4m3fn), np.ones((2, 3, 2, 2), ml_dtypes.float8_e4m3fn)
+    v[0, 1] = 3
+    k, factors = np.zeros_like(v), [np.float32(x) for x in (2, 4, 0.5)]
+    k[0, 1, :, 0] = 1
+    views = [np.broadcast_to(x, (2, h)) for x, h in zip(factors, (4, 2, 2), strict=True)]
+    o = get("float8_e4m3fn", scaled=True, lse=True)(q, k, v, *views, scale=0.125)[0]
+    first = 0.5 * (2 + 3 * math.e) / (2 + math.e)
+    np.testing.assert_allclose(o.astype(float)[:, 0, 0, 0], [first, 0.5], rtol=2**-8)
+
+
 def test_heads_share_keys_in_order() -> None:
     v = np.arange(3, dtype=np.float32).reshape(1, 1, 3, 1)
     o = attend(np.zeros((1, 2, 12, 4), np.float32), np.zeros((1, 1, 3, 4), np.float32), v)
@@ -236,6 +259,15 @@ def test_keys_that_a_query_does_not_see_may_hold_anything(dtype: str, name: str,
     assert testing.check(kernel, dims=extents, arrays=arrays, scalars={"window": window}) <= 1
 
 
+@pytest.mark.parametrize("softcap", [0.0, 3.0])
+@pytest.mark.parametrize(("name", "value"), SPOILT)
+def test_what_is_no_number_spoils_what_it_does_in_the_reference(name: str, value: float, softcap: float) -> None:
+    kernel, extents = get(causal=True, lse=True), {"B": 1, "S": 120, "H": 2, "D": 8, "H_kv": 1, "S_kv": 130, "D_v": 7}
+    arrays = testing.inputs(ATTENTION, testing.numbers.bind(kernel.problem, extents))
+    spoil(arrays, name, value)
+    assert testing.check(kernel, dims=extents, arrays=arrays, scalars={"softcap": softcap}) <= 1
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_a_query_that_is_no_number_spoils_its_row_alone(value: float) -> None:
     kernel = get("float32")
@@ -254,13 +286,7 @@ def test_old_contents_of_an_output_never_matter() -> None:
     assert np.isfinite(out).all() and np.isfinite(lse).all()
 
 
-# -- what is not served ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
-def test_float8_is_for_tensor_cores(dtype: str) -> None:
-    with pytest.raises(NoSchedule, match="float8 is for tensor cores"):
-        tlhub.get("attention", (1, 64, 2, 16), dtype, device="cpu")
+# -- arrays ----------------------------------------------------------------------------------------
 
 
 def test_an_output_that_overlaps_an_input_is_refused() -> None:
@@ -296,37 +322,6 @@ def test_memory_grows_with_the_length_and_not_with_its_square() -> None:
     length = 8192  # its square would be 256 MiB of logits
     done = subprocess.run([sys.executable, "-c", _MEMORY, str(length)], capture_output=True, text=True, check=True)
     assert int(done.stdout) < 8 * 1024  # KiB
-
-
-# -- conversions -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("out", "tie"), [("bfloat16", 2.0**-8), ("float16", 2.0**-11)])
-@pytest.mark.parametrize("sign", [1, -1])
-def test_float64_is_rounded_once(out: str, tie: float, sign: int) -> None:
-    values = sign * np.array([1 + tie, 1 + tie + 2.0**-40, 1 + tie - 2.0**-40, 1 + 3 * tie, np.nan, np.inf])
-    q = np.zeros((6, 1, 1, 1))
-    o = get("float64", out_dtype=out)(q, q, values.reshape(6, 1, 1, 1))
-    want = sign * np.array([1, 1 + 2 * tie, 1, 1 + 4 * tie, np.nan, np.inf])
-    np.testing.assert_array_equal(o.astype(np.float64).ravel(), want)
-
-
-@pytest.mark.parametrize("arch", ["x86-64-v2", "x86-64-v3"])
-def test_every_float16_is_converted_right_with_and_without_instructions_for_it(arch: str) -> None:
-    if (native(platform.machine(), features()) or "") < arch:  # of aarch64 as well
-        pytest.skip(f"this machine does not run {arch}")
-    kernel = tlhub.get("attention", SYMBOLIC, "float16", device="cpu", arch=f"cpu:{arch}")
-    every = np.arange(2**16, dtype=np.uint16).view(np.float16).reshape(-1, 1, 1, 1)
-    q = np.zeros_like(every)
-    np.testing.assert_array_equal(kernel(q, q, every), every)
-    wide = tlhub.get("attention", SYMBOLIC, "float32", device="cpu", arch=f"cpu:{arch}", out_dtype="float16")
-    rng = np.random.default_rng(0)
-    values = (rng.standard_normal(2**16) * 2.0 ** rng.integers(-27, 18, 2**16)).astype(np.float32)
-    values[:6] = [65504, 65519, 65520, 65536, 2.0**-25, 2.0**-24 + 2.0**-25]
-    values = values.reshape(-1, 1, 1, 1)
-    q = np.zeros_like(values)
-    with np.errstate(over="ignore"):
-        np.testing.assert_array_equal(wide(q, q, values), values.astype(np.float16))
 
 
 @pytest.mark.parametrize("thorough", [False, pytest.param(True, marks=pytest.mark.slow)])

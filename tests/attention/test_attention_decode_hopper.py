@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import subprocess
 
 import cuda_lab
+import decode_lab
 import pytest
 from cuda_lab import Array, number
+from decode_lab import make
 
 import tlhub_registry
 from tlhub import catalog, problem, workload
@@ -15,20 +16,14 @@ from tlhub.errors import BuildError
 from tlhub.specs import DeviceFacts
 from tlhub.workload import Item
 from tlhub_attention.contracts.decode import DECODE
+from tlhub_attention.cuda.decode_plan import Plan
 from tlhub_attention.hopper import decode_program
 from tlhub_attention.hopper.decode import HOPPER_DECODE
-from tlhub_attention.hopper.decode_plan import Plan, plans
+from tlhub_attention.hopper.decode_plan import BARRIERS, plans
 from tlhub_cuda import nvcc
 
 H200 = DeviceFacts("cuda:sm_90a", "an H200", cores=132, shared_memory=227 * 1024)
-ROOM = {False: ("S_kv",), True: ("P", "page", "L")}
 CHANNELS = [(d, d_v) for d in range(8, 257, 8) for d_v in range(8, 257, 8)]
-
-
-def make(d=128, d_v=None, dtype="float16", page="page", **options):
-    names = ("B", "S", "H", "H_kv", *ROOM[options.get("paged", False)])
-    dims = {**{name: name for name in names}, "D": d, "D_v": d_v or d}
-    return problem.make(DECODE, {**dims, "page": page} if "page" in dims else dims, dtype, options)
 
 
 # -- what it serves ----------------------------------------------------------------------------------
@@ -39,7 +34,8 @@ def make(d=128, d_v=None, dtype="float16", page="page", **options):
 def test_16_bit_floats_are_served_with_any_channels_that_divide_by_8(dtype, paged):
     for d, d_v in ((8, 8), (128, 128), (72, 40), (192, 128), (256, 256)):
         for out in ("float16", "bfloat16", "float32"):
-            assert HOPPER_DECODE.supports(make(d, d_v, dtype, paged=paged, out_dtype=out, lse=True), H200) is None
+            made = make(d, d_v, dtype, paged=paged, out_dtype=out, lse=True, alibi=True)
+            assert HOPPER_DECODE.supports(made, H200) is None
 
 
 @pytest.mark.parametrize(
@@ -71,51 +67,52 @@ def test_what_certifies_it_can_be_served():
 def test_every_plan_has_room_for_a_ring():
     for channels in CHANNELS:
         for plan in plans(*channels):
-            assert 2 <= plan.stages <= 12 and plan.shared(*channels) <= 227 * 1024
+            assert (
+                plan.chunks <= plan.stages <= 24
+                and plan.stages % plan.chunks == 0
+                and plan.shared(*channels, BARRIERS) <= 227 * 1024
+            )
 
 
 def test_no_plan_keeps_more_in_registers_than_a_thread_has():
     for d, d_v in CHANNELS:
         for plan in plans(d, d_v):
             queries, sums = -(-d // 16) * 4, -(-d_v // 16) * 8
-            assert queries + sums + 56 <= (255 if plan.warps == 4 else 168)
+            assert queries + sums + 56 <= (255 if plan.warps == 4 else 232)
 
 
 def test_few_rows_have_64_kib_on_their_way_to_an_sm_and_more_all_that_there_is_room_for():
-    assert list(map(str, plans(128, 128))) == ["16x4x2", "32x8x6", "64x8x6"]
-    assert [plan.stages for plan in plans(64, 64)] == [4, 12, 12]
-    assert list(map(str, plans(256, 256))) == ["16x4x2"]
+    assert list(map(str, plans(128, 128))) == ["16x4x8x1", "32x8x20x1", "64x8x24x1"]
+    assert [plan.stages for plan in plans(64, 64)] == [16, 24, 24]
+    assert list(map(str, plans(256, 256))) == ["16x4x8x1"]
 
 
 def test_a_plan_is_written_as_it_is_read():
-    assert Plan.parse("32x8x6") == Plan(32, 8, 6) and str(Plan(32, 8, 6)) == "32x8x6"
-    with pytest.raises(BuildError, match="'16x4' is no plan; it is the rows of a tile, warps and stages"):
+    assert Plan.parse("32x8x6x1") == Plan(32, 8, 6) and str(Plan(32, 8, 6)) == "32x8x6x1"
+    with pytest.raises(BuildError, match="'16x4' is no plan; it is rows of a tile, warps, stages and blocks of an SM"):
         Plan.parse("16x4")
 
 
-@pytest.mark.parametrize(("page", "part"), [(16, 16), (24, 8), (64, 64), (100, 8), (256, 64), ("page", 16)])
+@pytest.mark.parametrize(("page", "part"), [(16, 16), (24, 8), (64, 16), (100, 8), ("page", 16)])
 def test_bulk_copies_bring_as_many_keys_as_surely_are_of_one_page(page, part):
     made = make(page=page, paged=True)
     made = decode_program.program(made, HOPPER_DECODE.configs(made, H200)[0], "cuda:sm_90a")
     assert f"\nconstexpr int PART = {part};\n" in made.source
-    assert made.branches[0].launches[0].parameters[0].box == (64, part, 1, 1)
+    assert made.branches[0].launches[0].parameters[0].box == (64, 2, part, 1, 1)
 
 
 # -- what they compile to ----------------------------------------------------------------------------
 
 
-@functools.cache
-def build(d=128, d_v=None, dtype="float16", page="page", **options):
-    """Build a binary with all dims but the channels, and perhaps the page, symbolic."""
-    made = make(d, d_v, dtype, page, **options)
-    (config,) = HOPPER_DECODE.configs(made, H200)
-    return cuda_lab.build(HOPPER_DECODE.program, DECODE, made.dim, dtype=dtype, config=config, options=options)
+def build(*channels, **options):
+    return decode_lab.build(HOPPER_DECODE, H200, *channels, **options)
 
 
 @pytest.mark.parametrize(
     ("channels", "options"),
     [
         ((128, 128), {"paged": True, "lse": True}),
+        pytest.param((128, 128), {"alibi": True}, marks=pytest.mark.slow),
         pytest.param((128, 128), {"dtype": "bfloat16"}, marks=pytest.mark.slow),
         pytest.param((64, 64), {"dtype": "bfloat16", "causal": False}, marks=pytest.mark.slow),
         pytest.param((72, 40), {"out_dtype": "float32", "paged": True}, marks=pytest.mark.slow),
@@ -129,9 +126,8 @@ def test_kernels_compile_without_spills(channels, options):
     built = build(*channels, **options).built
     assert built.warnings == ()
     for plan in plans(*channels):
-        decode, combine = f"decode_{plan.rows}", f"combine_{plan.rows}"
-        assert built.resources[f"{decode}.spills"] == built.resources[f"{combine}.spills"] == 0
-        assert built.resources[f"{decode}.shared_memory"] == plan.shared(*channels)
+        assert built.resources[f"decode_{plan.rows}.spills"] == 0
+        assert built.resources[f"decode_{plan.rows}.shared_memory"] == plan.shared(*channels, BARRIERS)
     assert built.resources["decode_rows.spills"] == 0
 
 
@@ -139,10 +135,10 @@ def test_kernels_compile_without_spills(channels, options):
 def test_a_layout_that_differs_from_the_launch_does_not_compile(tmp_path, launched):
     """The bytes of shared memory of a launch are those that the kernel lays out."""
     cuda_lab.needs_nvcc()
-    plan = Plan(16, 4, 2)
+    plan = Plan(16, 4, 8)
     source = decode_program.program(make(8), {"plans": str(plan)}, "cuda:sm_90a").source
-    shared = plan.shared(8, 8)
-    assert f"\nHOPPER_DECODE({shared}, 16, 4, 2)" in source
+    shared = plan.shared(8, 8, BARRIERS)
+    assert f"\nHOPPER_DECODE({shared}, 16, 4, 8, 1)" in source
     source = source.replace(f"\nHOPPER_DECODE({shared}, ", f"\nHOPPER_DECODE({shared - launched}, ")
     (tmp_path / "program.cu").write_text(source)
     command = [nvcc.find().command, "-ptx", "-arch=sm_90a", "-std=c++17", "program.cu", "-o", "program.ptx"]
@@ -153,26 +149,9 @@ def test_a_layout_that_differs_from_the_launch_does_not_compile(tmp_path, launch
 
 # -- a call ------------------------------------------------------------------------------------------
 
-SCRATCH = Array((1 << 26,), 1 << 47, "uint8")
 
-
-def call(driver, s=1, *, batch=3, heads=8, kv_heads=2, room=1000, pool=50, page=32, scratch=SCRATCH, **arrays):
-    """Call a paged kernel with arrays in C order; *arrays* replace what those have."""
-    pages = -(-room // page)
-    shapes = {
-        "q": ((batch, s, heads, 128), "float16"),
-        "k": ((pool, page, kv_heads, 128), "float16"),
-        "v": ((pool, page, kv_heads, 128), "float16"),
-        "lengths": ((batch,), "int32"),
-        "table": ((batch, pages), "int32"),
-        "o": ((batch, s, heads, 128), "float16"),
-        "lse": ((batch, heads, s), "float32"),
-    }
-    given = [
-        Array(shape, **{"address": (i + 1) << 40, "dtype": dtype, **arrays.get(name, {})})
-        for i, (name, (shape, dtype)) in enumerate(shapes.items())
-    ]
-    return driver.do(cuda_lab.call, build(paged=True, lse=True).linked, [*given, scratch, 0.1, 0, 0.0])
+def call(driver, *shape, **named):
+    return decode_lab.call(driver, build(paged=True, lse=True), *shape, **named)
 
 
 def served(driver, *shape, **named):
@@ -181,41 +160,41 @@ def served(driver, *shape, **named):
     return said
 
 
-def test_every_sm_has_a_block_and_parts_are_added_up_by_a_second_launch(driver):
-    decode, combine = served(driver).launches()
-    assert (decode["kernel"], decode["grid"], decode["block"]) == ("decode_16", [132, 1, 1], [160, 1, 1])
-    assert (combine["kernel"], combine["grid"], combine["block"]) == ("combine_16", [132, 1, 1], [256, 1, 1])
-    assert decode["programmatic"] == combine["programmatic"] == 1
-    assert decode["shared"] == Plan(16, 4, 2).shared(128, 128) and combine["shared"] == 0
+@pytest.mark.parametrize(("s", "threads"), [(1, 160), (8, 384)])
+def test_every_sm_has_a_block(driver, s, threads):
+    launch = served(driver, s).launch
+    assert (launch["grid"], launch["block"], launch["programmatic"]) == ([132, 1, 1], [threads, 1, 1], 1)
+    assert launch["shared"] == plans(128, 128)[s > 1].shared(128, 128, BARRIERS)
 
 
 @pytest.mark.parametrize(
     ("s", "heads", "rows"), [(1, 8, 16), (4, 8, 16), (5, 8, 32), (8, 8, 32), (9, 8, 64), (1, 32, 16), (16, 32, 64)]
 )
 def test_rows_that_share_a_kv_head_choose_the_kernel(driver, s, heads, rows):
-    assert served(driver, s, heads=heads).launches()[0]["kernel"] == f"decode_{rows}"
+    assert served(driver, s, heads=heads).launch["kernel"] == f"decode_{rows}"
 
 
 def test_tensor_maps_have_parts_of_pages(driver):
     """Here k stored (pages, heads, positions, channels)."""
     said = served(driver, k={"strides": (2 * 32 * 128, 128, 32 * 128, 1)})
-    k, v = said.maps(said.launches()[0])[:2]
-    assert (k["dims"], k["strides"], k["box"]) == ([128, 32, 2, 50], [256, 8192, 16384], [64, 16, 1, 1])
-    assert (v["dims"], v["strides"], v["box"]) == ([128, 32, 2, 50], [512, 256, 16384], [64, 16, 1, 1])
+    k, v = said.maps()[:2]
+    assert (k["dims"], k["strides"]) == ([64, 2, 32, 2, 50], [128, 256, 8192, 16384])
+    assert (v["dims"], v["strides"]) == ([64, 2, 32, 2, 50], [128, 512, 256, 16384])
+    assert k["box"] == v["box"] == [64, 2, 16, 1, 1]
 
 
-def test_kernels_get_the_room_and_the_table(driver):
-    for launch in served(driver, room=100, page=48, table={"strides": (7, 1)}).launches():
-        sizes = [number(p, "i") for p in launch["parameters"] if len(p) == 8][:5]
-        assert sizes == [3, 1, 8, 144, 2]  # batch, queries, heads, room for keys, kv heads
-        lengths, step, table, row, column, page = launch["parameters"][-6:]
-        assert number(lengths) == 4 << 40 and number(step) == 1 and number(table) == 5 << 40
-        assert (number(row), number(column), number(page, "i")) == (7, 1, 48)
+def test_the_kernel_gets_the_room_and_the_table(driver):
+    launch = served(driver, room=100, page=48, table={"strides": (7, 1)}).launch
+    sizes = [number(p, "i") for p in launch["parameters"] if len(p) == 8][:5]
+    assert sizes == [3, 1, 8, 144, 2]  # batch, queries, heads, room for keys, kv heads
+    lengths, step, table, row, column, page = launch["parameters"][-6:]
+    assert number(lengths) == 4 << 40 and number(step) == 1 and number(table) == 5 << 40
+    assert (number(row), number(column), number(page, "i")) == (7, 1, 48)
 
 
-def test_scratch_memory_has_two_parts_of_a_tile_for_each_sm(driver):
-    need = 132 * 2 * 16 * (128 + 2) * 4
-    assert served(driver, scratch=Array((need,), 1 << 47, "uint8")).launches()
+def test_scratch_memory_has_a_part_of_a_tile_for_each_block(driver):
+    need = 132 * 2 * 32 * (128 // 2 + 4) * 4  # a tag is as long as what it tells of
+    assert served(driver, scratch=Array((need,), 1 << 47, "uint8")).launch["kernel"] == "decode_16"
     refused = call(driver, scratch=Array((need - 1,), 1 << 47, "uint8"))
     assert f"at least {need} bytes" in refused.error and refused.launches() == []
 
@@ -236,12 +215,12 @@ def test_what_no_bulk_copy_brings_is_computed_row_by_row(driver, arrays):
 
 @pytest.mark.parametrize("arrays", [{"q": {"address": (1 << 45) + 2}}, {"o": {"strides": (1032, 1032, 129, 1)}}])
 def test_q_and_o_may_lie_anyhow(driver, arrays):
-    assert served(driver, **arrays).launches()[0]["kernel"] == "decode_16"
+    assert served(driver, **arrays).launch["kernel"] == "decode_16"
 
 
 def test_an_empty_pool_is_left_to_the_rows(driver):
     assert served(driver, pool=0).launch["kernel"] == "decode_rows"
-    assert served(driver, room=0).launches()[0]["kernel"] == "decode_16"  # every length is 0
+    assert served(driver, room=0).launch["kernel"] == "decode_16"  # every length is 0
 
 
 @pytest.mark.parametrize("empty", [{"batch": 0}, {"s": 0}, {"heads": 0, "kv_heads": 0}])
@@ -249,7 +228,7 @@ def test_a_call_without_a_query_launches_nothing(driver, empty):
     assert served(driver, **empty).launches() == []
 
 
-@pytest.mark.parametrize(("wrong", "said"), [({"heads": 33}, "H=33"), ({"kv_heads": 0}, "H_kv=0")])
+@pytest.mark.parametrize(("wrong", "said"), [({"heads": 33}, "H=33"), ({"kv_heads": 0}, "H_kv=0"), ({"s": 17}, "S=17")])
 def test_what_no_launch_serves_is_refused_with_its_sizes(driver, wrong, said):
     refused = call(driver, **wrong)
     assert "ValueError" in refused.error and said in refused.error and refused.launches() == []

@@ -46,6 +46,8 @@ def plain(made: Problem, arrays: dict[str, Array], scale: float, window: int, so
             )
             if softcap:
                 logit = softcap * math.tanh(logit / softcap)
+            if "slopes" in arrays:
+                logit -= float(arrays["slopes"][h]) * abs(place - j)
             weights[j] = math.exp(logit)
         if weights:
             total = sum(weights.values())
@@ -66,6 +68,34 @@ def test_it_is_softmax_of_the_masked_logits(
     want_o, want_lse = plain(made, arrays, scale, window, softcap)
     np.testing.assert_allclose(o, want_o, rtol=1e-13, atol=1e-14)
     np.testing.assert_allclose(lse, want_lse, rtol=1e-13, atol=1e-14)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("softcap", [0.0, -0.4])
+def test_alibi_adds_what_falls_with_the_distance_after_the_soft_cap(causal: bool, softcap: float) -> None:
+    made = make("float64", B=2, S=4, S_kv=6, H=4, H_kv=2, D=3, causal=causal, lse=True, alibi=True)
+    arrays = testing.inputs(ATTENTION, made, seed=1)
+    assert arrays["slopes"].tolist() == [2**-2, 2**-4, 2**-6, 2**-8]
+    o, lse = reference(made, arrays, {"scale": 0.3, "window": 0, "softcap": softcap})
+    want_o, want_lse = plain(made, arrays, 0.3, 0, softcap)
+    np.testing.assert_allclose(o, want_o, rtol=1e-13, atol=1e-14)
+    np.testing.assert_allclose(lse, want_lse, rtol=1e-13, atol=1e-14)
+
+
+def test_factors_of_float8_multiply_what_they_belong_to() -> None:
+    shape = {"B": 2, "S": 4, "S_kv": 6, "H": 4, "H_kv": 2, "D": 3}
+    made = make("float8_e4m3fn", **shape, scaled=True)
+    arrays = testing.inputs(ATTENTION, made, seed=1)
+    factors = {n: arrays[f"{n}_scale"].astype(np.float64) for n in "qkv"}
+    assert all((f > 0).all() and len(np.unique(f)) > 1 for f in factors.values())
+    wide = {n: arrays[n].astype(np.float64) * factors[n][:, None, :, None] for n in "qkv"}
+    (o,) = reference(made, arrays, scalars(made))
+    (want,) = reference(make("float64", **shape), wide, scalars(made))
+    np.testing.assert_array_equal(o, want)
+    (bound,), (narrow,) = (
+        tolerance(m, x, scalars(m), (o,)) for m, x in ((made, arrays), (make("float64", **shape), wide))
+    )
+    assert (bound > narrow).all()
 
 
 def test_logits_of_ten_thousand_do_not_overflow() -> None:

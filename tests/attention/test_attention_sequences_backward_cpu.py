@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from attention_lab import MANY, SCALARS, Array, heads, layout, numbers
+from attention_lab import MANY, SCALARS, SPOILT, Array, heads, layout, numbers, spoil
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +17,7 @@ import tlhub
 from tlhub import testing
 from tlhub.errors import ArgumentError
 from tlhub_attention.contracts.varlen_backward import VARLEN_BWD
+from tlhub_attention.references.varlen_backward import prepare
 
 SMALL = {"T": 60, "H": 4, "D": 9, "N1": 4, "H_kv": 2, "T_kv": 70, "D_v": 17}
 
@@ -48,7 +49,7 @@ def data(kernel: Any, extents: dict[str, int], seed: int = 0, **scalars: float) 
         ("float32", {"causal": True}),
         (
             {"dout": "float16", "q": "bfloat16", "k": "bfloat16", "v": "float16", "o": "float32"},
-            {"deterministic": True},
+            {"deterministic": True, "alibi": True},
         ),
     ],
     ids=str,
@@ -113,6 +114,17 @@ def test_outputs_of_any_stride_are_written_and_nothing_else_is() -> None:
         np.testing.assert_array_equal(got, old)
         got[...] = -7
         assert (room == -7).all()
+
+
+@pytest.mark.parametrize(("name", "value"), [*SPOILT, ("dout", np.nan)])
+def test_what_is_no_number_spoils_what_it_does_in_the_reference(name: str, value: float) -> None:
+    kernel, extents = get(), {**SMALL, "T": 120, "T_kv": 130}
+    scalars, problem = {"scale": 0.5, "window": 0, "softcap": 0.0}, testing.numbers.bind(kernel.problem, extents)
+    arrays = testing.inputs(VARLEN_BWD, problem)
+    spoil(arrays, name, value)
+    forward = prepare(problem, arrays, scalars, np.random.default_rng(0))
+    arrays |= {n: x.astype(arrays[n].dtype) for n, x in forward.items()}
+    assert testing.check(kernel, dims=extents, arrays=arrays, scalars=scalars) <= 1
 
 
 @pytest.mark.parametrize("threads", [2, 5])

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from attention_lab import MANY, SCALARS, Array, heads, layout, numbers
+from attention_lab import MANY, SCALARS, SPOILT, Array, heads, layout, numbers, spoil
 from hypothesis import given
 from hypothesis import strategies as st
 
 import tlhub
 from tlhub import testing
-from tlhub.errors import ArgumentError, NoSchedule
+from tlhub.errors import ArgumentError
 from tlhub.specs import Kernel
 from tlhub_attention.contracts.decode import DECODE
 from tlhub_attention.contracts.varlen import VARLEN
@@ -70,7 +70,7 @@ def hide(arrays: dict[str, Array]) -> None:
     [
         ("float32", {"lse": True}),
         ("bfloat16", {"causal": False}),
-        ({"q": "float16", "k": "bfloat16", "v": "float16"}, {"lse": True, "out_dtype": "float32"}),
+        ({"q": "float16", "k": "float8_e4m3fn", "v": "float8_e5m2"}, {"lse": True, "out_dtype": "float32"}),
     ],
     ids=str,
 )
@@ -87,7 +87,7 @@ def test_decoding_by_lengths(dtype: Any, options: dict[str, Any], data: Any) -> 
 @pytest.mark.tvm
 @pytest.mark.parametrize(
     ("dtype", "options"),
-    [("float32", {"causal": False}), ("bfloat16", {"lse": True})],
+    [("float32", {"causal": False}), ("bfloat16", {"lse": True, "alibi": True})],
     ids=str,
 )
 @MANY
@@ -108,7 +108,7 @@ def test_decoding_on_pages(dtype: Any, options: dict[str, Any], data: Any) -> No
     [
         ("float32", {"causal": True, "lse": True}),
         ("float64", {}),
-        ("bfloat16", {"lse": True, "causal": True, "out_dtype": "float16"}),
+        ("bfloat16", {"lse": True, "causal": True, "out_dtype": "float16", "alibi": True}),
     ],
     ids=str,
 )
@@ -187,6 +187,17 @@ def test_a_key_that_the_mask_hides_may_hold_anything(kernel: Kernel) -> None:
     assert testing.check(compiled, dims=extents, arrays=arrays, scalars={"window": 9}) <= 1
 
 
+@pytest.mark.parametrize("kernel", [DECODE, VARLEN], ids=lambda k: k.name)
+@pytest.mark.parametrize(("name", "value"), SPOILT)
+def test_what_is_no_number_spoils_what_it_does_in_the_reference(kernel: Kernel, name: str, value: float) -> None:
+    compiled = get(kernel, **({"lse": True} if kernel is DECODE else {"causal": True, "lse": True}))
+    sizes = {"B": 3, "S": 5, "H": 2, "D": 8, "H_kv": 1, "S_kv": 130, "T": 120, "N1": 4, "T_kv": 130, "D_v": 7}
+    extents = {n: x for n, x in sizes.items() if n in compiled.problem.dim}
+    arrays = testing.inputs(kernel, testing.numbers.bind(compiled.problem, extents))
+    spoil(arrays, name, value)
+    assert testing.check(compiled, dims=extents, arrays=arrays) <= 1
+
+
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_every_number_of_threads_gives_the_same_bits(threads: int) -> None:
     kernel = get(VARLEN, causal=True, lse=True)
@@ -245,9 +256,12 @@ def test_heads_that_do_not_divide_are_refused(kernel: Kernel) -> None:
         get(kernel)(q, kv, kv, *numbers)
 
 
-def test_float8_is_for_tensor_cores() -> None:
-    with pytest.raises(NoSchedule, match="float8 is for tensor cores"):
-        tlhub.get("attention_decode", (1, 1, 2, 16, 64), "float8_e4m3fn", device="cpu")
+def test_more_queries_than_decoding_takes_are_refused() -> None:
+    q, kv = np.zeros((1, 17, 2, 4), np.float32), np.zeros((1, 20, 1, 4), np.float32)
+    kernel, out = get(DECODE, lse=True), np.full_like(q, 7)
+    with pytest.raises(ArgumentError, match="argument 'q': expected at most 16 queries"):
+        kernel(q, kv, kv, lengths(20), out=(out, np.zeros((1, 2, 17), np.float32)))
+    assert (out == 7).all()
 
 
 def test_the_problem_is_read_off_the_arrays() -> None:

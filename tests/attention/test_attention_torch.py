@@ -8,15 +8,17 @@ from typing import Any
 
 import pytest
 
-from tlhub.errors import ArgumentError, NoSchedule, UnknownName
+from tlhub.errors import ArgumentError, UnknownName
 
 torch = pytest.importorskip("torch")
 
 from torch import library  # noqa: E402 - it may be missing
+from torch.autograd import forward_ad  # noqa: E402
 
 import tlhub.torch  # noqa: E402 - it needs PyTorch
 
 attention = tlhub.torch.attention
+SLOPES = torch.tensor([0.5, 0.25, 0.125, 0.0625])
 
 
 def qkv(s: int = 5, s_kv: int = 7, h: int = 4, h_kv: int = 2, d: int = 6, d_v: int = 3, **how: Any) -> list[Any]:
@@ -48,11 +50,24 @@ def test_it_is_pytorchs_attention(dtype: Any, causal: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "how", [{}, {"causal": True, "scale": -0.4, "window": 2}, {"softcap": 0.7, "deterministic": True}]
+    "how",
+    [
+        {},
+        {"causal": True, "scale": -0.4, "window": 2, "alibi_slopes": SLOPES[:2]},
+        {"softcap": 0.7, "deterministic": True},
+    ],
 )
 def test_gradients_are_the_numerical_ones(how: dict[str, Any]) -> None:
     inputs = qkv(3, 4, h=2, h_kv=1, d=2)
     assert torch.autograd.gradcheck(lambda q, k, v: attention(q, k, v, **how), inputs)
+
+
+def test_float8_has_factors_of_tensors_or_of_heads() -> None:
+    q, k, v = (x.detach().to(torch.float8_e4m3fn) for x in qkv())
+    factors = [torch.tensor(0.5), torch.full((2, 2), 2.0), torch.tensor([3.0])]
+    o = attention(q, k, v, scales=tuple(factors), softcap=3.0)
+    want = attention(q.double() * 0.5, k.double() * 2, v.double() * 3, softcap=3.0)
+    assert o.dtype == torch.bfloat16 and torch.allclose(o.double(), want, rtol=2**-7, atol=1e-5)
 
 
 def test_views_are_taken_as_they_lie() -> None:
@@ -101,18 +116,23 @@ def test_empty_tensors_and_queries_that_see_no_key() -> None:
 
 
 def test_the_operators_keep_pytorchs_rules() -> None:
-    numbers = (True, None, 3, 0.5, False, None)
+    numbers = (True, None, 3, 0.5, False, None, None)
     q, k, v = qkv()
-    library.opcheck(torch.ops.tlhub.attention.default, (q, k, v, *numbers))
+    others = (None, None, None, SLOPES)
+    library.opcheck(torch.ops.tlhub.attention.default, (q, k, v, *others, *numbers))
     plain = [x.detach() for x in (q, k, v)]
-    o, lse = torch.ops.tlhub.attention(*plain, *numbers)
-    library.opcheck(torch.ops.tlhub.attention_bwd.default, (torch.ones_like(o), *plain, o, lse, *numbers))
+    o, lse = torch.ops.tlhub.attention(*plain, *others, *numbers)
+    library.opcheck(torch.ops.tlhub.attention_bwd.default, (torch.ones_like(o), *plain, o, lse, others[3], *numbers))
+    narrow = [x.to(torch.float8_e4m3fn) for x in plain]
+    factors = [torch.full((2, h), 0.5) for h in (4, 2, 2)]
+    given = (*narrow, *factors, None, False, *numbers[1:])
+    library.opcheck(torch.ops.tlhub.attention.default, given, test_utils="test_faketensor")  # others multiply float8
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_it_compiles_into_one_graph(dynamic: bool) -> None:
     def layer(q: Any, k: Any, v: Any) -> Any:
-        return attention(q * 2, k, v.sin(), causal=True, softcap=2.0).cos()
+        return attention(q * 2, k, v.sin(), causal=True, softcap=2.0, alibi_slopes=SLOPES).cos()
 
     torch._dynamo.reset()
     compiled = torch.compile(layer, fullgraph=True, dynamic=dynamic, backend="aot_eager")
@@ -159,13 +179,35 @@ def test_gradients_of_gradients_are_refused() -> None:
         (lambda q, k, v: (q, k, v[:, :3]), ArgumentError, "argument 'v': expected shape"),
         (lambda q, k, v: (q[:, :, :3], k, v), ArgumentError, "H=3 .*H_kv=2"),
         (lambda q, k, v: (q, k.float(), v), ArgumentError, "float64 does not mix"),
+        (
+            lambda q, k, v: (q, k.to("meta"), v),
+            ArgumentError,
+            "'k': expected a tensor on cpu, where q is, got one on meta",
+        ),
         (lambda q, k, v: (q.int(), k.int(), v.int()), ArgumentError, "int32"),
-        (lambda q, k, v: tuple(x.to(torch.float8_e5m2) for x in (q, k, v)), NoSchedule, "float8"),
     ],
 )
 def test_what_does_not_fit_is_refused(change: Any, error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
         attention(*change(*(x.detach() for x in qkv())))
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"alibi_slopes": [0.5] * 4}, "argument 'slopes': expected a tensor of PyTorch, got list"),
+        ({"alibi_slopes": SLOPES[:3]}, "argument 'slopes': expected shape \\(H=4,\\), got \\(3,\\)"),
+        ({"alibi_slopes": SLOPES.double()}, "argument 'slopes': expected .*float32"),
+        ({"alibi_slopes": SLOPES.clone().requires_grad_()}, "'slopes': expected a tensor that asks for no gradient"),
+        ({"scales": (SLOPES[:1],)}, "argument 'scales': expected a tensor each for q, k and v, got 1"),
+        ({"alibi_slopes": SLOPES.to(device="meta")}, "argument 'slopes': expected a tensor on cpu, where q is"),
+        ({"scales": (1.0, 1.0, 1.0)}, "argument 'q_scale': expected a tensor of PyTorch, got float"),
+        ({"scales": (SLOPES[:1],) * 3}, "scaled=True, and q is float64; scales are for q, k and v in float8"),
+    ],
+)
+def test_slopes_and_scales_that_do_not_fit_are_refused(how: dict[str, Any], said: str) -> None:
+    with pytest.raises(ArgumentError, match=said):
+        attention(*qkv(), **how)
 
 
 @pytest.mark.parametrize(
@@ -186,13 +228,20 @@ def test_forward_mode_is_refused() -> None:
     q, k, v = (x.detach() for x in qkv())
     with pytest.raises(ArgumentError, match=r"argument 'k': .*tangent.*\n.*torch.autograd.grad"):
         torch.func.jvp(lambda k: attention(q, k, v), (k,), (k,))
+    numbers = (None,) * 4 + (False, None, 0, 0.0, False, None, None)
+    with forward_ad.dual_level(), pytest.raises(ArgumentError, match="argument 'v': .*tangent"):
+        torch.ops.tlhub.attention(q, k, forward_ad.make_dual(v, v), *numbers)
 
 
-def test_a_schedule_is_asked_for_by_name() -> None:
-    q, k, v = (x.detach() for x in qkv())
-    assert torch.equal(attention(q, k, v, schedule="cpu_flash"), attention(q, k, v))
+def test_schedules_are_asked_for_by_name() -> None:
+    q, k, v = qkv()
+    o, want = attention(q, k, v, schedule="cpu_flash", backward_schedule="cpu_flash_bwd"), attention(q, k, v)
+    assert torch.equal(o, want)
+    assert torch.equal(*(gradients(x, [q], torch.ones_like(o))[0] for x in (o, want)))
     with pytest.raises(UnknownName, match="'hoper'"):
         attention(q, k, v, schedule="hoper")
+    with pytest.raises(UnknownName, match="'hoper'"):
+        attention(q, k, v, backward_schedule="hoper").sum().backward()
 
 
 # -- importing -------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { DEVICES = 4, KERNELS = 256, PARAMETERS = 64, NOT_INITIALIZED = 3, INVALID_CONTEXT = 201 };
+enum { DEVICES = 4, KERNELS = 256, PARAMETERS = 96, NOT_INITIALIZED = 3, INVALID_CONTEXT = 201 };
 
 typedef struct {
   int id, padding;

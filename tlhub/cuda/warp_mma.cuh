@@ -4,6 +4,7 @@
  * A chunk is 16 bytes, eight elements: what is copied, and a row of a matrix of 8 x 8 that ldmatrix loads.
  */
 
+#include <climits>
 #include <type_traits>
 
 namespace warp_mma {
@@ -37,26 +38,40 @@ template <int WIDTH_> struct SharedTile {
 
   template <int ROWS> static constexpr int BYTES = ROWS * PITCH;
 
-  /* Where a chunk is, in bytes from the tile's first. */
-  static __device__ __forceinline__ uint32_t place(int row, int chunk) {
-    return row * PITCH + (chunk ^ (unsigned(row) / (8 / SPAN) & (SPAN - 1))) * 16;
+  /* Where a chunk is, in bytes from the tile's first. A multiple of 8 rows below is as many times PITCH. */
+  static __device__ __forceinline__ uint32_t place(unsigned row, unsigned chunk) {
+    return row * PITCH + (chunk ^ (row / (8 / SPAN) & (SPAN - 1))) * 16;
   }
 
-  /* Start to copy ROWS rows by THREADS threads, of which this is number `thread`: rows below `rows`, of CHANNELS
-   * elements, a multiple of 8, that are `stride` elements apart; everything else is filled with zeros. */
+  /* The address of the chunk an even number further, from the address of chunk 0 or 1 of a row. */
+  static __device__ __forceinline__ uint32_t along(uint32_t address, int chunks) {
+    return (address ^ chunks % SPAN * 16) + chunks / SPAN * (SPAN * 16);
+  }
+
+  /* Start to copy ROWS rows by THREADS threads, of which this is number `thread`: rows of CHANNELS elements, a multiple
+   * of 8, that are `stride` elements apart. Rows from `rows` on, and the rest of each row, are filled with zeros:
+   * INT_MAX where there are all. */
   template <int ROWS, int CHANNELS, int THREADS, class E>
-  static __device__ __forceinline__ void copy(uint32_t to, const E *from, long long stride, int rows, int thread) {
+  static __device__ __forceinline__ void copy(uint32_t to, const E *from, long long stride, int rows, unsigned thread) {
     static_assert(sizeof(E) == 2 && CHANNELS % 8 == 0 && CHANNELS <= WIDTH, "elements of two bytes, in whole chunks");
-    auto copy_one = [&](int row, int chunk) {
-      bool valid = row < rows && chunk < CHANNELS / 8;
-      copy_async(to + place(row, chunk), valid ? from + row * stride + chunk * 8 : from, valid);
-    };
-    if constexpr (THREADS % CHUNKS == 0 && ROWS % (THREADS / CHUNKS) == 0) { /* each has one column */
+    constexpr bool COLUMNS = THREADS % CHUNKS == 0; /* each thread has one */
+    constexpr int STEP = THREADS / CHUNKS;          /* rows */
+    if constexpr (COLUMNS && ROWS % STEP == 0) {
+      unsigned first = thread / CHUNKS, chunk = thread % CHUNKS;
+      bool filled = CHANNELS == WIDTH || chunk < CHANNELS / 8;
+      const E *at = from + first * stride + chunk * 8;
 #pragma unroll
-      for (int row = 0; row < ROWS; row += THREADS / CHUNKS) copy_one(row + thread / CHUNKS, thread % CHUNKS);
+      for (int row = 0; row < ROWS; row += STEP, at += STEP * stride) {
+        bool valid = filled && int(first) + row < rows;
+        copy_async(to + place(first + row, chunk), valid ? at : from, valid);
+      }
     } else {
 #pragma unroll 4
-      for (int i = thread; i < ROWS * CHUNKS; i += THREADS) copy_one(i / CHUNKS, i % CHUNKS);
+      for (unsigned i = thread; i < ROWS * CHUNKS; i += THREADS) {
+        int row = i / CHUNKS, chunk = i % CHUNKS;
+        bool valid = row < rows && chunk < CHANNELS / 8;
+        copy_async(to + place(row, chunk), valid ? from + row * stride + chunk * 8 : from, valid);
+      }
     }
   }
 };

@@ -2,12 +2,12 @@
 
 All that the contract of attention says of dims, layout, logits, mask and window holds. From the o and the lse that the
 forward returned, with P = exp(logits - lse), delta the sum of dout * o over the channels, and c = 1 - (logits /
-softcap)^2 the slope of the soft cap, 1 where there is none:
+softcap)^2 the slope of the soft cap at logits that no bias is added to yet, 1 where there is none:
 
     dv = P^T dout        dS = P (dout v^T - delta) c        dq = scale dS k        dk = scale dS^T q
 
-where the heads that share a key head add up. o and lse are taken as they are given: the gradients are true ones where
-they are the forward's of the same q, k and v, options and scalars.
+where the heads that share a key head add up. ``slopes`` get no gradient. o and lse are taken as they are given: the
+gradients are true ones where they are the forward's of the same q, k, v and slopes, options and scalars.
 A pair of a query and a key that the mask hides takes no part in any sum, whatever the two hold, and nor does a query
 whose lse is -inf: one that sees no key gives 0.
 """
@@ -34,7 +34,7 @@ def flops(dims: Mapping[str, int]) -> float:
 
 ATTENTION_BWD = Kernel(
     name="attention_bwd",
-    revision=1,
+    revision=2,
     doc="dq, dk, dv of o = attention(q, k, v), from dout, o and lse",
     dims=contract.DIMS,
     inputs=(
@@ -42,12 +42,14 @@ ATTENTION_BWD = Kernel(
         *contract.QKV,
         Arg("o", ("B", "S", "H", "D_v"), doc="what the forward returned"),
         Arg("lse", ("B", "H", "S"), dtype="float32", doc="what the forward returned with lse"),
+        contract.SLOPES,
     ),
     outputs=tuple(Arg(f"d{x.name}", x.dims, f"as:{x.name}", doc=f"the gradient of {x.name}") for x in contract.QKV),
     dtypes=DTYPES,
     options=(
         contract.CAUSAL,
         Option("deterministic", (False, True), False, "the same bits on every call"),
+        contract.ALIBI,
     ),
     scalars=contract.SCALARS,
     patterns=contract.PATTERNS,

@@ -15,17 +15,17 @@ from collections.abc import Mapping
 
 from tlhub.specs import Arg, Dim, Kernel, Option, Problem
 from tlhub_attention.contracts import forward as contract
-from tlhub_attention.contracts.forward import ATTENTION
+from tlhub_attention.contracts.forward import ALIBI, ATTENTION, LSE, OUT_DTYPE, SLOPES
 
-_MOST_QUERIES = 16
+MOST_QUERIES = 16
 _CONTIGUOUS, _PAGED = {"paged": False}, {"paged": True}
 
 
 def check(problem: Problem) -> str | None:
     """Return why no such decoding can exist, or None."""
     queries, page = problem.dim["S"], problem.dim.get("page")
-    if isinstance(queries, int) and queries > _MOST_QUERIES:
-        return f"S={queries} queries of a sequence; it takes at most {_MOST_QUERIES}, and attention any number"
+    if isinstance(queries, int) and queries > MOST_QUERIES:
+        return f"S={queries} queries of a sequence; it takes at most {MOST_QUERIES}, and attention any number"
     if page == 0:
         return "page=0; a page holds at least 1 key"
     return contract.check(problem)
@@ -37,11 +37,9 @@ def flops(dims: Mapping[str, int]) -> float:
     return contract.flops({**dims, "S_kv": keys, "causal": False})
 
 
-_, _LSE, _OUT_DTYPE = ATTENTION.options
-
 DECODE = Kernel(
     name="attention_decode",
-    revision=1,
+    revision=2,
     doc="attention of a few queries of each sequence to all of its keys, by lengths; contiguous or paged keys",
     dims=(
         Dim("B", doc="sequences"),
@@ -63,14 +61,16 @@ DECODE = Kernel(
         Arg("v", ("P", "page", "H_kv", "D_v"), when=_PAGED),
         Arg("lengths", ("B",), dtype="int32", doc="keys of each sequence"),
         Arg("table", ("B", "L"), dtype="int32", when=_PAGED, doc="the pages of each sequence"),
+        SLOPES,
     ),
     outputs=ATTENTION.outputs,
     dtypes=contract.DTYPES,
     options=(
         Option("causal", (False, True), True, "hide the keys after a query, aligned at the end"),
-        _LSE,
-        _OUT_DTYPE,
+        LSE,
+        OUT_DTYPE,
         Option("paged", (False, True), False, "keys and values lie on the pages of a pool"),
+        ALIBI,
     ),
     scalars=ATTENTION.scalars,
     patterns=(

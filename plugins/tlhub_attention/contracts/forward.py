@@ -3,9 +3,12 @@
 Arrays are (batch, sequence, heads, channels); one that is stored (batch, heads, sequence, channels) is passed as a
 transposed view, for strides are free. Query head h reads the keys of head h // (H / H_kv).
 
-Logits are scale q k^T; with a soft cap they become softcap tanh(logits / softcap), before the mask. The mask is a
-true -inf. Positions are aligned at the end: query i stands at key p = i + S_kv - S. ``causal`` hides the keys after
-p. A ``window`` of W > 0 shows the keys p - W + 1 to p, so it hides those after p with and without ``causal``.
+Logits are scale q k^T; with a soft cap they become softcap tanh(logits / softcap), the same for softcap and -softcap.
+Positions are aligned at the end: query i stands at key p = i + S_kv - S. With ``alibi`` head h then adds
+-slopes[h] |p - j| to the logit of key j. Last comes the mask, a true -inf: ``causal`` hides the keys after p, and a
+``window`` of W > 0 shows the keys p - W + 1 to p, so it hides those after p with and without ``causal``.
+With ``scaled``, for float8 alone, q, k and v are the numbers given times q_scale, k_scale and v_scale, one a head of a
+batch; strides are free, so that one for a whole tensor is a view of it that repeats it.
 A key that a query does not see never reaches its results, whatever it holds.
 A query that sees no key gives 0, and an lse of -inf. ``lse`` is the natural log of the sum of exp(logits).
 """
@@ -35,7 +38,19 @@ QKV = (
     Arg("k", ("B", "S_kv", "H_kv", "D")),
     Arg("v", ("B", "S_kv", "H_kv", "D_v")),
 )
+SLOPES = Arg("slopes", ("H",), "float32", {"alibi": True}, "how much a logit falls with each place of distance")
+SCALES = tuple(
+    Arg(f"{x.name}_scale", ("B", x.dims[2]), "float32", {"scaled": True}, f"factors of {x.name}, by heads") for x in QKV
+)
 CAUSAL = Option("causal", (False, True), False, "hide the keys after a query, aligned at the end")
+ALIBI = Option("alibi", (False, True), False, "logits fall with the distance of query and key, by the slopes of heads")
+LSE = Option("lse", (False, True), False, "return lse as well")
+OUT_DTYPE = Option(
+    "out_dtype",
+    ("float64", "float32", "float16", "bfloat16"),
+    {**{d: d for d in DTYPES if d not in FLOAT8}, **dict.fromkeys(FLOAT8, "bfloat16")},
+    "the type of o",
+)
 SCALARS = (
     Scalar("scale", default="1/sqrt(D)", doc="factor of the logits"),
     Scalar("window", kind="int", default=0, doc="keys that a query sees, itself counted; 0: all"),
@@ -52,6 +67,9 @@ def check(problem: Problem, inputs: Sequence[str] = "qkv") -> str | None:
     kinds = {dtypes[n] for n in inputs}
     if "float64" in kinds and len(kinds) > 1:
         return f"{', '.join(f'{n} is {dtypes[n]}' for n in inputs)}; float64 does not mix with other types"
+    if problem.option.get("scaled") and not kinds <= set(FLOAT8):
+        wide = next(n for n in inputs if dtypes[n] not in FLOAT8)
+        return f"scaled=True, and {wide} is {dtypes[wide]}; scales are for q, k and v in float8"
     return None
 
 
@@ -66,10 +84,10 @@ def flops(dims: Mapping[str, int]) -> float:
 
 ATTENTION = Kernel(
     name="attention",
-    revision=1,
+    revision=2,
     doc="o = softmax(scale q k^T, masked) v, by heads; grouped and multi-query heads by H_kv",
     dims=DIMS,
-    inputs=QKV,
+    inputs=(*QKV, *SCALES, SLOPES),
     outputs=(
         Arg("o", ("B", "S", "H", "D_v"), dtype="option:out_dtype"),
         Arg("lse", ("B", "H", "S"), dtype="float32", when={"lse": True}, doc="log of the sum of exp(logits)"),
@@ -77,13 +95,10 @@ ATTENTION = Kernel(
     dtypes=DTYPES,
     options=(
         CAUSAL,
-        Option("lse", (False, True), False, "return lse as well"),
-        Option(
-            "out_dtype",
-            ("float64", "float32", "float16", "bfloat16"),
-            {**{d: d for d in DTYPES if d not in FLOAT8}, **dict.fromkeys(FLOAT8, "bfloat16")},
-            "the type of o",
-        ),
+        LSE,
+        OUT_DTYPE,
+        ALIBI,
+        Option("scaled", (False, True), False, "q, k and v in float8 have factors, by heads"),
     ),
     scalars=SCALARS,
     patterns=PATTERNS,
@@ -91,6 +106,7 @@ ATTENTION = Kernel(
     flops=flops,
     reference="tlhub_attention.references.forward:reference",
     tolerance="tlhub_attention.references.forward:tolerance",
+    prepare="tlhub_attention.references.forward:prepare",
     peers={
         "torch": "tlhub_attention.peers.dense:torch_attention",
         "cuda:torch": "tlhub_attention.peers.dense:torch_gpu_attention",

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from tlhub.specs import Arg, Dim, Kernel, Problem
 from tlhub_attention.contracts import forward as contract
-from tlhub_attention.contracts.forward import ATTENTION
+from tlhub_attention.contracts.forward import ALIBI, ATTENTION, CAUSAL, LSE, OUT_DTYPE, SLOPES
 
 
 def check(problem: Problem, inputs: Sequence[str] = "qkv") -> str | None:
@@ -32,7 +32,7 @@ def flops(dims: Mapping[str, int]) -> float:
 
 VARLEN = Kernel(
     name="attention_varlen",
-    revision=1,
+    revision=2,
     doc="attention over sequences of various lengths, laid end to end; by cumulative lengths",
     dims=(
         Dim("T", doc="queries of all sequences"),
@@ -49,13 +49,14 @@ VARLEN = Kernel(
         Arg("v", ("T_kv", "H_kv", "D_v")),
         Arg("starts", ("N1",), dtype="int32", doc="where the queries of each sequence begin, and of the last end"),
         Arg("starts_kv", ("N1",), dtype="int32", doc="where the keys of each sequence begin, and of the last end"),
+        SLOPES,
     ),
     outputs=(
         Arg("o", ("T", "H", "D_v"), dtype="option:out_dtype"),
         Arg("lse", ("H", "T"), dtype="float32", when={"lse": True}, doc="log of the sum of exp(logits)"),
     ),
     dtypes=contract.DTYPES,
-    options=ATTENTION.options,
+    options=(CAUSAL, LSE, OUT_DTYPE, ALIBI),
     scalars=ATTENTION.scalars,
     patterns=(("T", "N1", "T_kv"), ("T", "H", "D", "N1", "H_kv", "T_kv", "D_v")),
     check=check,

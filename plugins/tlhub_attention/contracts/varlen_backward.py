@@ -24,11 +24,11 @@ def flops(dims: Mapping[str, int]) -> float:
     return 2.5 * varlen_contract.flops(dims)
 
 
-_Q, _K, _V, *_STARTS = VARLEN.inputs
+_Q, _K, _V, *_REST = VARLEN.inputs
 
 VARLEN_BWD = Kernel(
     name="attention_varlen_bwd",
-    revision=1,
+    revision=2,
     doc="dq, dk, dv of o = attention_varlen(q, k, v, starts, starts_kv), from dout, o and lse",
     dims=VARLEN.dims,
     inputs=(
@@ -36,7 +36,7 @@ VARLEN_BWD = Kernel(
         *(_Q, _K, _V),
         Arg("o", ("T", "H", "D_v"), doc="what the forward returned"),
         Arg("lse", ("H", "T"), dtype="float32", doc="what the forward returned with lse"),
-        *_STARTS,
+        *_REST,
     ),
     outputs=tuple(Arg(f"d{x.name}", x.dims, f"as:{x.name}", doc=f"the gradient of {x.name}") for x in (_Q, _K, _V)),
     dtypes=ATTENTION_BWD.dtypes,

@@ -139,6 +139,8 @@ class Backward(Program):
             s = bind(tirx.truncdiv(row, f["group"]), "s")
             at = bind(c.saved(row - s * f["group"]) + s, "at")
             m["lse"][i], m["delta"][i] = c.lse2[at], c.delta[at]
+        c.place(f["group"], f["shift"])
+        c.slope(i64(0), f["group"])
         c.pack_lanes("q", "left", c.factor)
         c.pack_lanes("dout", "right", c.one)
         c.clear_sums("out", "tiles")
@@ -146,7 +148,7 @@ class Backward(Program):
         def step(row0: Expr, rows: Expr) -> None:
             c.pack("k", "rows", "packed", "tiles", row0, rows)
             c.pack("v", "rows_v", "", "", row0, rows)
-            c.panels(row0, rows, m["lse"], m["delta"], [DQ_DK])
+            c.panels(row0, rows, m["lse"], m["delta"], [DQ_DK], row0)
 
         c.walk(step)
         with when(f["tiles"] > i64(0)), loop(0, c.panel_count, "panel") as panel:
@@ -159,12 +161,14 @@ class Backward(Program):
         """Take a block of keys through all queries that see one of them, head by head, and write their dk and dv."""
         f, p = c.f, c.p
         self.has.key_limits(p["low"], p["high"], c.address, c.row0, c.count)
+        c.place(i64(1), i64(1))
         c.pack_lanes("k", "left", c.factor)
         c.pack_lanes("v", "right", c.one)
         c.clear_sums("out", "tiles")
         c.clear_sums("out_v", "tiles_v")
         with loop(0, f["group"], "g") as g:
             saved = bind(c.saved(g), "saved")
+            c.slope(g, i64(1))
 
             def step(row0: Expr, rows: Expr) -> None:
                 at = bind(saved + row0, "at")
@@ -173,7 +177,7 @@ class Backward(Program):
                 for sum_ in (DQ_DK, DV):
                     with when(f[sum_.tiles] > i64(0)):
                         self.has.clear_rows(p[sum_.packed], c.lse2.at(at), f[sum_.tiles], rows)
-                c.panels(row0, rows, c.lse2, c.delta, [DQ_DK, DV], at)
+                c.panels(row0, rows, c.lse2, c.delta, [DQ_DK, DV], row0 + f["shift"] - i64(1), at)
 
             c.walk(step)
         c.scatter("dk", "out", "tiles", c.scale)

@@ -12,9 +12,11 @@ from tlhub_attention.cpu.blocks import Blocks, Packing
 from tlhub_attention.cpu.entry import parts
 from tlhub_attention.cpu.gradients import Gradients
 from tlhub_attention.cpu.ir import Expr, Frame, Function, Memory, bind, branch, ceil_div, i64, loop, when
+from tlhub_attention.cpu.math import LOG2E
 
-PARTS = "left right out out_v rows rows_v packed packed_v weights pull lse delta ones low high flag flag_v".split()
-_INTEGERS = ("low", "high", "flag", "flag_v")
+PARTS = "left right out out_v rows rows_v packed packed_v weights pull lse delta ones slope".split()
+PARTS += ["low", "high", "place", "flag", "flag_v"]
+_INTEGERS = ("low", "high", "place", "flag", "flag_v")
 _CHANNELS = {"q": "D", "k": "D", "v": "D_v", "dout": "D_v", "dq": "D", "dk": "D", "dv": "D_v"}
 
 
@@ -50,6 +52,8 @@ class Functions:
         self.clear, self.cap, self.mask = self._add(t.clear()), self._add(t.cap()), self._add(t.mask(cleared=True))
         self.scores, self.accumulate = self._add(t.scores(narrow=False)), self._add(t.accumulate(narrow=False))
         self.accumulate_seen = self._add(t.accumulate_seen())
+        if b.biased:
+            self.places, self.spread = self._add(b.places()), self._add(b.spread())
         self.gradient_of_lanes, self.gradient_of_rows = self._add(g.gradient(True)), self._add(g.gradient(False))
         self.clear_lanes, self.clear_rows = self._add(g.clear_lanes()), self._add(g.clear_rows())
 
@@ -117,6 +121,19 @@ class Task:
         with when(self.f[_CHANNELS[name]] > i64(0)):
             self.has.pack_lanes[name](self.arrays[name], self.p[part], factor, *self._lanes(name))
 
+    def place(self, group: Expr, shift: Expr) -> None:
+        """Find the places of the rows in the lanes, as ``Blocks.places`` does, where there is a bias."""
+        if self.has.blocks.biased:
+            self.has.places(self.p["place"], self.row0, self.count, group, shift)
+
+    def slope(self, g: Expr, group: Expr) -> None:
+        """Give the lanes the slopes of *group* query heads from *g* on of those that share the keys, in turn."""
+        if self.has.blocks.biased:
+            stride = self.f["slopes_H"]
+            first = (self.h_kv * self.f["group"] + g) * stride
+            log2e = self.has.blocks.scalar.number(LOG2E)
+            self.has.spread(self.arrays["slopes"], self.p["slope"], log2e, first, self.row0, self.count, group, stride)
+
     def clear_sums(self, part: str, tiles: str) -> None:
         count = self.f[tiles]
         with when(count > i64(0)):
@@ -162,9 +179,10 @@ class Task:
         lse: Memory,
         delta: Memory,
         sums: Sequence[Sum],
+        place0: Expr,
         saved: Expr | None = None,
     ) -> None:
-        """Take every panel through a packed block, from row *row0* of what the lanes see.
+        """Take every panel through a packed block, from row *row0* of what the lanes see, at *place0* of the keys.
 
         *saved*: where lse and delta of the rows begin; without it they are the lanes'.
         """
@@ -202,7 +220,10 @@ class Task:
                 if saved is not None:
                     gradient, at = self.has.gradient_of_rows, bind(saved + first, "at")
                 weighed = [m[name].at(first * width) for name in ("weights", "pull")]
-                gradient(*weighed, lse.at(at), delta.at(at), self.bend, taken, vectors)
+                of_bias = []
+                if self.has.blocks.biased:
+                    of_bias = [m["place"].at(lane), m["slope"].at(lane), place0 + first]
+                gradient(*weighed, lse.at(at), delta.at(at), self.bend, *of_bias, taken, vectors)
                 for start, stop in ((bind(tirx.max(first, high)), end), (first, bind(tirx.min(end, low_last)))):
                     with when(start < stop):
                         for x in sums:

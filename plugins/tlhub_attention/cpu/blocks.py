@@ -65,7 +65,13 @@ class Blocks:
     def storage(self, name: str) -> str:
         """Return the dtype that a program declares for an argument: integers where it converts by itself."""
         dtype = self.dtypes[name]
+        if dtype.startswith("float8"):
+            return "uint8"
         return "uint16" if dtype == "bfloat16" or (dtype == "float16" and not self.native_half) else dtype
+
+    @property
+    def biased(self) -> bool:
+        return "slopes" in self.dtypes
 
     @property
     def acc(self) -> str:
@@ -123,6 +129,32 @@ class Blocks:
         arrays = [("low", "*int32"), ("high", "*int32"), ("frame", "*int64")]
         name = "attention_limits_of_keys" if keys else "attention_limits"
         return Function(name, [*arrays, ("row0", "int64"), ("count", "int64")], body)
+
+    def places(self) -> Function:
+        """Find the place of each row of a block among the keys, that of row r being r // group + shift - 1."""
+
+        def body(place: Memory, row0: Expr, count: Expr, group: Expr, shift: Expr) -> None:
+            with loop(0, self._padded(count)) as i:
+                row = bind(row0 + tirx.min(i, count - i64(1)), "row")
+                place[i] = tirx.Cast("int32", tirx.truncdiv(row, group) + shift - i64(1))
+
+        numbers = [(n, "int64") for n in ("row0", "count", "group", "shift")]
+        return Function("attention_places", [("place", "*int32"), *numbers], body)
+
+    def spread(self) -> Function:
+        """Give each row of a block, as ``pack_lanes`` counts them, its head's number from the item *first*, times
+        *factor*."""
+
+        def body(source: Memory, lanes: Memory, factor: Expr, *numbers: Expr) -> None:
+            first, row0, count, group, stride = numbers
+            with loop(0, self._padded(count)) as i:
+                row = bind(row0 + tirx.min(i, count - i64(1)), "row")
+                at = self._place(first, row, group, i64(0), stride)
+                lanes[i] = tirx.Cast(self.acc, source[at]) * factor
+
+        arrays = [("source", "*float32"), ("lanes", f"*{self.acc}"), ("factor", self.acc)]
+        numbers = ("first", "row0", "count", "group", "stride")
+        return Function("attention_spread", [*arrays, *[(n, "int64") for n in numbers]], body)
 
     def _padded(self, count: Expr) -> Expr:
         width = i64(self.tiles.panel)

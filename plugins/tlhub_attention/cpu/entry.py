@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 from tvm import tirx
@@ -18,12 +17,14 @@ from tlhub_attention.cpu.tiles import Tiles
 
 AXES = {"q": "B S H D", "k": "B S_kv H_kv D", "v": "B S_kv H_kv D_v", "o": "B S H D_v", "lse": "B H S"}
 AXES |= {"dout": AXES["o"], "dq": AXES["q"], "dk": AXES["k"], "dv": AXES["v"]}
-"""The dims of each array."""
+"""The dims of each array that has rows."""
+HEADS = {"slopes": "H", "q_scale": "B H", "k_scale": "B H_kv", "v_scale": "B H_kv"}
+"""The dims of the arrays that have a number a head."""
 _MANY_TASKS = 32
 """From so many tasks on, blocks of rows are whole: fewer are cut in four, so that every core gets some."""
 
 
-def stride_names(arrays: Sequence[str], axes: Mapping[str, str] = AXES) -> list[str]:
+def stride_names(arrays: Sequence[str], axes: Mapping[str, str]) -> list[str]:
     """Return the names under which a frame keeps the strides of *arrays*: ``q_S``."""
     return [f"{name}_{axis}" for name in arrays for axis in axes[name].split()]
 
@@ -47,8 +48,8 @@ def declare(
     problem: Problem,
     arrays: Sequence[str],
     blocks: Blocks,
-    axes: Mapping[str, str] = AXES,
-    roles: Mapping[str, str] = MappingProxyType({}),
+    axes: Mapping[str, str],
+    roles: Mapping[str, str],
 ) -> Entry:
     """Declare the parameters (*arrays* in order, scale, window, softcap), and fill a new frame.
 
@@ -151,7 +152,7 @@ class Program(ABC):
     ``axes`` and ``roles`` are those of ``declare``; ``numbers`` are names of the frame besides dims and strides.
     """
 
-    axes: ClassVar[Mapping[str, str]] = AXES
+    axes: ClassVar[Mapping[str, str]] = {**AXES, **HEADS}
     roles: ClassVar[Mapping[str, str]] = {}
     numbers: ClassVar[Sequence[str]] = ()
 

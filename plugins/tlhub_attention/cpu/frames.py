@@ -16,7 +16,7 @@ from tvm.tirx.script.builder import ir as T
 
 from tlhub.specs import Problem
 from tlhub_attention.cpu.blocks import Blocks
-from tlhub_attention.cpu.entry import AXES, Entry, Program, demand
+from tlhub_attention.cpu.entry import AXES, HEADS, Entry, Program, demand
 from tlhub_attention.cpu.ir import Expr, Frame, Function, Memory, bind, i64, loop, registers, when
 
 
@@ -89,7 +89,7 @@ class Starts(Sequences):
     alone: with n sequences before it that have r rows, block r // rows of a block + n.
     """
 
-    axes = {name: axes.removeprefix("B ") for name, axes in AXES.items()} | {"starts": "N1", "starts_kv": "N1"}
+    axes = {name: axes.removeprefix("B ") for name, axes in AXES.items()} | HEADS | {"starts": "N1", "starts_kv": "N1"}
     roles = {"T": "S", "T_kv": "S_kv"}
     numbers = (*[f"wrong_{n}" for n in _STARTS.values()], *[f"{n}_B" for n in AXES], "first")
     checked = dict.fromkeys(_STARTS.values(), "numbers that never decrease, within the array")

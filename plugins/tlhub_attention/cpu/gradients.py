@@ -7,6 +7,7 @@ A panel's lanes are queries in the pass for dq, and keys in the pass for dk and 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from tvm import tirx
 
@@ -53,42 +54,51 @@ class Gradients:
     def gradient(self, lanes: bool) -> Function:
         """weights = P and pull = dS, from logits in base 2 and dout v^T. *bend*: 1 / cap in base 2, 0 without one.
 
-        *lanes*: lse and delta are the lanes' and not the rows', of which those that take no part are 0.
+        *lanes*: lse and delta are the lanes' and not the rows', of which those that take no part are 0. With a bias the
+        logits have none yet: it is the lanes' slope times the distance of their place to that of a row, from *row0* on.
         """
-        v, tiles = self.vector, self.blocks.tiles
+        v, tiles, biased = self.vector, self.blocks.tiles, self.blocks.biased
 
-        def body(weights: Memory, pull: Memory, lse: Memory, delta: Memory, bend: Expr, *numbers: Expr) -> None:
-            rows, vectors = map(positive, numbers)
+        def body(weights: Memory, pull: Memory, lse: Memory, delta: Memory, bend: Expr, *others: Any) -> None:
+            *of_bias, rows, vectors = others
+            rows, vectors = positive(rows), positive(vectors)
             zero, one, curve = v.number(0.0), v.number(1.0), bind(v.fill(bend))
             most = v.number(128.0 if v.bits == 32 else 1024.0)  # from where on 2**x is infinite
 
-            def compute(at: Expr, base: Expr, mean: Expr) -> None:
+            def bias(j: Expr, start: Expr) -> Expr:
+                place, slope, row0 = of_bias
+                row = v.fill(tirx.Cast("int32", row0 + j))
+                return v.load(slope, start) * v.distance(v.load(place, start), row)
+
+            def compute(at: Expr, base: Expr, mean: Expr, j: Expr, start: Expr) -> None:
                 logit = v.keep(v.load(weights, at))
-                weight = v.keep(v.exp2(tirx.min(most, v.keep(logit - base))))
+                whole = v.keep(logit - bias(j, start)) if biased else logit
+                weight = v.keep(v.exp2(tirx.min(most, v.keep(whole - base))))
                 t = v.keep(logit * curve)
                 slope = tirx.Select(curve == zero, one, one - t * t)
                 v.store(weights, at, weight)
                 v.store(pull, at, weight * (v.load(pull, at) - mean) * slope)
 
             with loop(0, rows, "j") as j, loop(0, vectors, "n") as n:
-                at = bind(j * i64(tiles.panel) + n * i64(v.lanes), "at")
+                start = n * i64(v.lanes)
+                at = bind(j * i64(tiles.panel) + start, "at")
                 if lanes:
-                    start = n * i64(v.lanes)
-                    compute(at, v.load(lse, start), v.load(delta, start))
+                    compute(at, v.load(lse, start), v.load(delta, start), j, start)
                 else:
 
                     def clear(at: Expr = at) -> None:
                         v.store(weights, at, zero)
                         v.store(pull, at, zero)
 
-                    def fill(at: Expr = at, j: Expr = j) -> None:
-                        compute(at, bind(v.fill(lse[j])), bind(v.fill(delta[j])))
+                    def fill(at: Expr = at, j: Expr = j, start: Expr = start) -> None:
+                        compute(at, bind(v.fill(lse[j])), bind(v.fill(delta[j])), j, start)
 
                     branch(lse[j] == self.blocks.scalar.infinity(), clear, fill)
 
         kinds = [(n, f"*{v.dtype}") for n in ("weights", "pull", "lse", "delta")]
         name = "attention_gradient_of_lanes" if lanes else "attention_gradient_of_rows"
-        return Function(name, [*kinds, ("bend", v.dtype), ("rows", "int64"), ("vectors", "int64")], body)
+        of_bias = [("place", "*int32"), ("slope", f"*{v.dtype}"), ("row0", "int64")] if biased else []
+        return Function(name, [*kinds, ("bend", v.dtype), *of_bias, ("rows", "int64"), ("vectors", "int64")], body)
 
     def clear_lanes(self) -> Function:
         """out[channel, lanes] = 0 in a panel, for the lanes that take no part."""

@@ -28,6 +28,8 @@ _TANH_FLOAT32 = (
     0.02063906006515026,
     -0.005704954266548157,
 )
+# bits, those of the mantissa, the exponent's bias, and the least bits beside the sign that are of no finite number
+_NARROW = {"float16": (16, 10, 15, 0x7C00), "float8_e4m3fn": (8, 3, 7, 0x7F), "float8_e5m2": (8, 2, 15, 0x7C)}
 # Taylor's terms, of which 13 leave 0.02 ulp of float64.
 _EXP2_FLOAT64 = tuple(math.log(2.0) ** k / math.factorial(k) for k in range(1, 14))
 
@@ -114,6 +116,10 @@ class Vector:
         far = tirx.reinterpret(self.type("uint32"), far) | sign
         return tirx.Select(size < self.number(0.625), near, tirx.reinterpret(self.type("float32"), far))
 
+    def distance(self, a: Expr, b: Expr) -> Expr:
+        """Return |a - b| of vectors of int32."""
+        return self._cast(self.dtype, tirx.max(a - b, b - a))
+
     # -- conversions -------------------------------------------------------------------------------
 
     def widen(self, x: Expr, dtype: str, native_half: bool) -> Expr:
@@ -121,8 +127,8 @@ class Vector:
         if dtype == "bfloat16":
             bits = tirx.shift_left(self._cast("uint32", x), self.integer(16, "uint32"))
             x = tirx.reinterpret(self.type("float32"), bits)
-        elif dtype == "float16" and not native_half:
-            x = self._from_half(self._cast("uint32", x))
+        elif dtype in _NARROW and not (dtype == "float16" and native_half):
+            x = self._from_narrow(self._cast("uint32", x), *_NARROW[dtype])
         return x if dtype == self.dtype else self._cast(self.dtype, x)
 
     def narrow(self, x: Expr, dtype: str, native_half: bool) -> Expr:
@@ -155,17 +161,19 @@ class Vector:
         bits = tirx.Select(back < x, grew | one, tirx.Select(back > x, shrank | one, bits))
         return tirx.reinterpret(self.type("float32"), bits)
 
-    def _from_half(self, h: Expr) -> Expr:
+    def _from_narrow(self, h: Expr, bits: int, mantissa: int, bias: int, infinite: int) -> Expr:
         def u(value: int) -> Expr:
             return self.integer(value, "uint32")
 
-        magnitude = h & u(0x7FFF)
-        shifted = tirx.shift_left(magnitude, u(13))
-        # the exponents differ by 112; a multiplication by 2**112 is exact for subnormals as well
-        scaled = tirx.reinterpret(self.type("float32"), shifted) * self.fill(tirx.FloatImm("float32", 2.0**112))
+        sign = 1 << (bits - 1)
+        magnitude = h & u(sign - 1)
+        shifted = tirx.shift_left(magnitude, u(23 - mantissa))
+        # what the exponents differ by; the multiplication is exact for subnormals as well
+        exponent = self.fill(tirx.FloatImm("float32", 2.0 ** (127 - bias)))
+        scaled = tirx.reinterpret(self.type("float32"), shifted) * exponent
         finite = tirx.reinterpret(self.type("uint32"), scaled)
-        value = tirx.Select(magnitude < u(0x7C00), finite, shifted | u(0x7F800000))
-        return tirx.reinterpret(self.type("float32"), value | tirx.shift_left(h & u(0x8000), u(16)))
+        value = tirx.Select(magnitude < u(infinite), finite, shifted | u(0x7F800000))
+        return tirx.reinterpret(self.type("float32"), value | tirx.shift_left(h & u(sign), u(32 - bits)))
 
     def _to_bfloat16(self, bits: Expr) -> Expr:
         def u(value: int) -> Expr:

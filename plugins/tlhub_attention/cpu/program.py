@@ -42,13 +42,15 @@ from tlhub_attention.cpu.ir import (
     when,
     workspace,
 )
+from tlhub_attention.cpu.math import LOG2E
 
 _NUMBERS = "group queries shift query_rows query_blocks channels window capped vectors padded".split()
-_PARTS = "packed out keys values weights peak total correction low high flag".split()
+_PARTS = "packed out keys values weights peak total correction slope factors low high place flag".split()
+_INTEGERS = ("low", "high", "place", "flag")
 
 
 def program(problem: Problem, config: Mapping[str, Any], arch: str) -> Any:
-    """Return the module of *problem*, whose entry takes (q, k, v, o[, lse], scale, window, softcap).
+    """Return the module of *problem*, whose entry takes the arrays in the contract's order, scale, window, softcap.
 
     *config*: that of ``build``.
     """
@@ -76,6 +78,16 @@ class Attention(Program):
         self.functions += [f for name in ("k", *(() if alike else ("v",))) for f in self.pack[name].functions]
         self.functions += [self.clear, self.cap, self.mask, self.softmax, self.scores, self.scores_narrow]
         self.functions += [self.accumulate, self.accumulate_narrow, self.accumulate_seen]
+        self.biased, self.scaled = b.biased, "q_scale" in self.arrays
+        if self.biased or self.scaled:
+            self.spread = b.spread()
+            self.functions.append(self.spread)
+        if self.biased:
+            self.places, self.bias = b.places(), t.bias()
+            self.functions += [self.places, self.bias]
+        if self.scaled:
+            self.multiply = t.multiply()
+            self.functions.append(self.multiply)
         if "lse" in self.arrays:
             self.finish_lse = b.finish_lse()
             self.functions.append(self.finish_lse)
@@ -139,7 +151,7 @@ class Attention(Program):
         f = Frame(self.blocks.names, frame)
         address = frame.buffer.data
         row_of = {n: b * f[f"{n}_B"] + h_kv * f["group"] * f[f"{n}_H"] for n in ("q", "o", "lse") if n in arrays}
-        m = parts(f, _PARTS, scratch, ("low", "high", "flag"))
+        m = parts(f, _PARTS, scratch, _INTEGERS)
         p = {name: memory.buffer.data for name, memory in m.items()}
         q, k, v, o = (arrays[n].buffer.data for n in "qkvo")
         d, d_v, channels, block = f["D"], f["D_v"], f["channels"], i64(self.tiles.block)
@@ -149,6 +161,16 @@ class Attention(Program):
         with when(d > i64(0)):
             rows = (row_of["q"], row0, count, f["group"], f["q_S"], f["q_H"], f["q_D"])
             self.pack_queries(q, p["packed"], factor, *rows, d)
+            if self.scaled:
+                first = bind(b * f["q_scale_B"] + h_kv * f["group"] * f["q_scale_H"], "first_factor")
+                of_keys = self._factor("k", arrays, f, b, h_kv)
+                rows_of_heads = (first, row0, count, f["group"], f["q_scale_H"])
+                self.spread(arrays["q_scale"].buffer.data, p["factors"], of_keys, *rows_of_heads)
+                self.multiply(p["packed"], p["factors"], d, ceil_div(count, self.tiles.panel))
+        if self.biased:
+            log2e, first = self.blocks.scalar.number(LOG2E), h_kv * f["group"] * f["slopes_H"]
+            self.spread(arrays["slopes"].buffer.data, p["slope"], log2e, first, row0, count, f["group"], f["slopes_H"])
+            self.places(p["place"], row0, count, f["group"], f["shift"])
         with when(d_v > i64(0)):
             padded = ceil_div(count, self.tiles.panel) * i64(self.tiles.vectors)
             self.clear(p["out"], padded * channels)
@@ -170,9 +192,16 @@ class Attention(Program):
         with when(d_v > i64(0)):
             self.divide(p["out"], p["total"], d_v, channels, ceil_div(count, self.tiles.panel), f["vectors"])
             rows = (row_of["o"], row0, count, f["group"], f["o_S"], f["o_H"], f["o_D_v"])
-            self.scatter(p["out"], o, self.blocks.scalar.number(1.0), *rows, d_v, channels)
+            one = self.blocks.scalar.number(1.0)
+            of_values = self._factor("v", arrays, f, b, h_kv) if self.scaled else one
+            self.scatter(p["out"], o, of_values, *rows, d_v, channels)
         if "lse" in arrays:
             self.finish_lse(p["peak"], p["total"], arrays["lse"].buffer.data, address, row_of["lse"], row0, count)
+
+    def _factor(self, name: str, arrays: Mapping[str, Memory], f: Frame, b: Expr, h_kv: Expr) -> Expr:
+        """Return the factor of a head of k or v."""
+        at = b * f[f"{name}_scale_B"] + h_kv * f[f"{name}_scale_H_kv"]
+        return bind(tirx.Cast(self.acc, arrays[f"{name}_scale"][at]), f"factor_{name}")
 
     def _panels(
         self, f: Frame, m: dict[str, Memory], p: dict[str, Expr], cap: Expr, count: Expr, key0: Expr, keys: Expr
@@ -215,6 +244,8 @@ class Attention(Program):
                 branch(d > i64(0), multiply, lambda: self.clear(weights, taken * i64(self.tiles.vectors)))
                 with when(capped == i64(1)):
                     self.cap(weights, cap, taken, used)
+                if self.biased:
+                    self.bias(weights, m["place"].at(row), m["slope"].at(row), key0 + first, taken, used)
                 hidden = bind(tirx.max(first, high), "hidden")
                 with when(hidden < end):
                     self.mask(m["weights"].at(hidden * width), lows, highs, key0 + hidden, end - hidden, used)

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from tlhub.specs import Config, DeviceFacts, Problem, Schedule
 from tlhub_attention.contracts.decode import DECODE
-from tlhub_attention.contracts.forward import FLOAT8
 from tlhub_attention.contracts.varlen import VARLEN
 
 # lanes: float32 numbers of a vector; a register tile is ``tile`` keys or channels by ``vectors`` vectors, in 16
@@ -20,12 +19,6 @@ _TILES = {
 }
 
 
-def supports(problem: Problem, facts: DeviceFacts) -> str | None:
-    """Return why the schedule does not serve *problem*, or None."""
-    narrow = [f"{name} is {dtype}" for name, dtype in problem.dtypes if dtype in FLOAT8]
-    return f"{narrow[0]}; float8 is for tensor cores" if narrow else None
-
-
 def configs(problem: Problem, facts: DeviceFacts) -> Sequence[Config]:
     """Return the tiles for the arch of *facts*."""
     return (_TILES[facts.vectors],)
@@ -36,12 +29,11 @@ _SHARED = tuple(f"tlhub_attention.cpu.{m}" for m in ("blocks", "entry", "ir", "m
 FLASH = Schedule(
     name="cpu_flash",
     kernel="attention",
-    kernel_revision=1,
+    kernel_revision=2,
     revision=1,
     targets=("cpu",),
     toolchain="tvm",
     program="tlhub_attention.cpu.program:program",
-    supports=supports,
     configs=configs,
     symbolic=("B", "S", "H", "D", "H_kv", "S_kv", "D_v"),
     sources=("tlhub_attention.cpu.program", *_SHARED),
@@ -51,7 +43,7 @@ FLASH = Schedule(
 FLASH_BWD = Schedule(
     name="cpu_flash_bwd",
     kernel="attention_bwd",
-    kernel_revision=1,
+    kernel_revision=2,
     revision=1,
     targets=("cpu",),
     toolchain="tvm",

@@ -9,14 +9,16 @@ from typing import Any
 from tvm import tirx
 
 from tlhub.specs import Problem
-from tlhub_attention.cpu.entry import AXES, build
+from tlhub_attention.cpu.entry import Entry, build, demand
 from tlhub_attention.cpu.frames import Sequences, Starts
 from tlhub_attention.cpu.ir import Expr, Frame, Memory, bind, ceil_div, i64, loop, when
 from tlhub_attention.cpu.program import Attention
 
+_MOST_QUERIES = 16  # of a sequence, as the contract of decoding has it
+
 
 def decode(problem: Problem, config: Mapping[str, Any], arch: str) -> Any:
-    """Return the module of *problem*, whose entry takes (q, k, v, lengths[, table], o[, lse], scale, window, softcap).
+    """Return the module of *problem*, whose entry takes the arrays in the contract's order, scale, window, softcap.
 
     *config*: that of attention.
     """
@@ -24,7 +26,7 @@ def decode(problem: Problem, config: Mapping[str, Any], arch: str) -> Any:
 
 
 def varlen(problem: Problem, config: Mapping[str, Any], arch: str) -> Any:
-    """Return the module of *problem*, whose entry takes (q, k, v, starts, starts_kv, o[, lse], scale, window, softcap).
+    """Return the module of *problem*, whose entry takes the arrays in the contract's order, scale, window, softcap.
 
     *config*: that of attention.
     """
@@ -34,9 +36,15 @@ def varlen(problem: Problem, config: Mapping[str, Any], arch: str) -> Any:
 class _Decode(Sequences, Attention):
     """Sequence b has ``lengths[b]`` keys."""
 
-    axes = {**AXES, "lengths": "B"}
+    axes = {**Attention.axes, "lengths": "B"}
     numbers = (*Attention.numbers, "wrong_lengths")
     checked = {"lengths": "numbers from 0 to S_kv"}
+
+    def _declare(self) -> Entry:
+        entry = super()._declare()
+        few = entry.dims["S"] <= i64(_MOST_QUERIES)
+        demand(few, self.problem.kernel, "q", f"at most {_MOST_QUERIES} queries of a sequence (S)")
+        return entry
 
     def _check(self, arrays: Mapping[str, Memory], f: Frame) -> None:
         with loop(0, f["B"], "b") as b:
@@ -60,7 +68,7 @@ class _Decode(Sequences, Attention):
 class _Paged(_Decode):
     """Key j of sequence b lies on page ``table[b, j // page]``, at j % page. In the frame of all, S_kv counts pages."""
 
-    axes = {**AXES, "k": "P page H_kv D", "v": "P page H_kv D_v", "lengths": "B", "table": "B S_kv"}
+    axes = {**Attention.axes, "k": "P page H_kv D", "v": "P page H_kv D_v", "lengths": "B", "table": "B S_kv"}
     roles = {"L": "S_kv"}
     numbers = (*_Decode.numbers, "wrong_table", "k_B", "v_B", "k_S_kv", "v_S_kv")
     checked = {"lengths": "numbers from 0 to L page", "table": "numbers of pages, from 0 to P - 1"}

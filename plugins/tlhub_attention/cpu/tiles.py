@@ -86,6 +86,21 @@ class Tiles:
         numbers = [(n, "int64") for n in ("d", "channels", "panels", "vectors")]
         return Function("attention_divide", [("out", f"*{v.dtype}"), ("total", f"*{v.dtype}"), *numbers], body)
 
+    def multiply(self) -> Function:
+        """packed[c, lanes] = packed * factors[lanes], for *d* rows of each of *panels* panels."""
+        v = self.vector
+
+        def body(packed: Memory, factors: Memory, d: Expr, panels: Expr) -> None:
+            depth, width = positive(d), i64(self.panel)
+            with loop(0, positive(panels), "panel") as panel, loop(0, i64(self.vectors), "n") as n:
+                factor = bind(v.load(factors, panel * width + n * i64(v.lanes)), "factor")
+                with loop(0, depth, "c") as c:
+                    at = bind((panel * depth + c) * width + n * i64(v.lanes), "at")
+                    v.store(packed, at, v.load(packed, at) * factor)
+
+        kinds = [("packed", f"*{v.dtype}"), ("factors", f"*{v.dtype}"), ("d", "int64"), ("panels", "int64")]
+        return Function("attention_multiply", kinds, body)
+
     def accumulate(self, narrow: bool) -> Function:
         """out[channel, lanes] = out * correction + V[:, channel] weights[:, lanes]; V in tiles of (keys, channels).
 
@@ -195,6 +210,23 @@ class Tiles:
 
         numbers = [("cap", acc), ("keys", "int64"), ("vectors", "int64")]
         return Function("attention_cap", [("weights", f"*{acc}"), *numbers], body)
+
+    def bias(self) -> Function:
+        """weights[j, lane] -= slope |place - key| of the lane, for the keys from *key0* on."""
+        v, acc = self.vector, self.vector.dtype
+
+        def body(weights: Memory, place: Memory, slope: Memory, key0: Expr, keys: Expr, vectors: Expr) -> None:
+            count = positive(keys)
+            with loop(0, positive(vectors), "n") as n:
+                start = bind(n * i64(v.lanes), "start")
+                places, slopes = bind(v.load(place, start)), bind(v.load(slope, start))
+                with loop(0, count, "j") as j:
+                    at = bind(j * i64(self.panel) + start, "at")
+                    key = bind(v.fill(tirx.Cast("int32", key0 + j)))
+                    v.store(weights, at, v.load(weights, at) - slopes * v.distance(places, key))
+
+        kinds = [("weights", f"*{acc}"), ("place", "*int32"), ("slope", f"*{acc}")]
+        return Function("attention_bias", [*kinds, *[(n, "int64") for n in ("key0", "keys", "vectors")]], body)
 
     def mask(self, cleared: bool = False) -> Function:
         """weights[j, lane] = -inf, or 0 if *cleared*, for the keys from *key0* that the lane does not see."""

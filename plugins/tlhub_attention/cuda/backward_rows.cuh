@@ -23,8 +23,7 @@ template <int N> __device__ __forceinline__ float dot(const Channels<N> &x, cons
 struct Pair {
   float weight, slope;
 
-  __device__ __forceinline__ Pair(const Logits &logits, float product, float base, float gradient, float delta) {
-    Logit logit(logits, product);
+  __device__ __forceinline__ Pair(const Logit &logit, float base, float gradient, float delta) {
     weight = exp2f(logit.value - base);
     slope = weight * (gradient - delta) * logit.slope;
   }
@@ -36,7 +35,7 @@ __device__ __forceinline__ void query_row(const Gradients &g, int b, int h, int 
   int kv_head = h / g.group();
   Keys seen = call.seen(i);
   Logits logits(call);
-  float base = g.base(b, h, i);
+  float base = g.base(b, h, i), fall = call.slope(h);
   if (base == -infinity()) seen.end = seen.begin;
   Channels<D> q = {}, k = {}, sum = {};
   Channels<D_V> o = {}, v = {}, dout = {};
@@ -48,7 +47,8 @@ __device__ __forceinline__ void query_row(const Gradients &g, int b, int h, int 
   for (int key = seen.begin; key < seen.end; ++key) {
     read_row<D>(k, call.k + call.of_k.at(b, key, kv_head), call.of_k.channel);
     read_row<D_V>(v, call.v + call.of_v.at(b, key, kv_head), call.of_v.channel);
-    Pair pair(logits, dot<D>(q, k), base, dot<D_V>(dout, v), delta);
+    Logit logit(logits, dot<D>(q, k), fall, float(call.place(i) - key));
+    Pair pair(logit, base, dot<D_V>(dout, v), delta);
     each_channel<D>([&](int at, int) { sum[at] = fmaf(pair.slope, k[at], sum[at]); });
   }
   write_row<D>(g.dq + g.of_dq.at(b, i, h), g.of_dq.channel, sum, float(call.scale));
@@ -65,6 +65,7 @@ __device__ __forceinline__ void key_row(const Gradients &g, int b, int kv_head, 
   read_row<D_V>(v, call.v + call.of_v.at(b, j, kv_head), call.of_v.channel);
 #pragma unroll 1
   for (int h = kv_head * g.group(); h < (kv_head + 1) * g.group(); ++h) {
+    float fall = call.slope(h);
 #pragma unroll 1
     for (int i = seen.begin; i < seen.end; ++i) {
       float base = g.base(b, h, i);
@@ -72,7 +73,8 @@ __device__ __forceinline__ void key_row(const Gradients &g, int b, int kv_head, 
       read_row<D>(q, call.q + call.of_q.at(b, i, h), call.of_q.channel);
       read_row<D_V>(o, call.o + call.of_o.at(b, i, h), call.of_o.channel);
       read_row<D_V>(dout, g.dout + g.of_dout.at(b, i, h), g.of_dout.channel);
-      Pair pair(logits, dot<D>(q, k), base, dot<D_V>(dout, v), dot<D_V>(dout, o));
+      Logit logit(logits, dot<D>(q, k), fall, float(call.place(i) - j));
+      Pair pair(logit, base, dot<D_V>(dout, v), dot<D_V>(dout, o));
       each_channel<D>([&](int at, int) { dk[at] = fmaf(pair.slope, q[at], dk[at]); });
       each_channel<D_V>([&](int at, int) { dv[at] = fmaf(pair.weight, dout[at], dv[at]); });
     }
@@ -94,17 +96,22 @@ extern "C" __global__ void __launch_bounds__(128) gradient_rows(const int *lost,
   tensor_cores::wait_for_previous();
   tensor_cores::start_next();
   if (lost && !*lost) return;
-  index_t of_queries = index_t(batch) * heads * queries, rows = of_queries + index_t(batch) * kv_heads * keys;
+  index_t batches = VARLEN ? 1 : batch, of_queries = batches * heads * queries;
+  index_t rows = of_queries + batches * kv_heads * keys;
   for (index_t row = blockIdx.x * 4 + threadIdx.x / 32; row < rows; row += gridDim.x * 4) {
     if (row < of_queries) {
       int b = int(row / queries / heads), h = int(row / queries % heads), i = int(row % queries);
-      if (!lost || has_nan<D>(dq + g.of_dq.at(b, i, h), dq_channel)) query_row(g, b, h, i);
+      if (lost && !has_nan<D>(dq + g.of_dq.at(b, i, h), dq_channel)) continue;
+      Span span = VARLEN ? g.call.span(g.call.sequence_of(i)) : Span{};
+      query_row(g.of(span), b, h, i - span.query);
     } else {
       index_t at = row - of_queries;
       int b = int(at / keys / kv_heads), h = int(at / keys % kv_heads), j = int(at % keys);
       bool hit = !lost || has_nan<D>(dk + g.of_dk.at(b, j, h), dk_channel) ||
                  has_nan<D_V>(dv + g.of_dv.at(b, j, h), dv_channel);
-      if (hit) key_row(g, b, h, j);
+      if (!hit) continue;
+      Span span = VARLEN ? span_by_keys(g.call, sequence_of_key(g.call, j)) : Span{};
+      key_row(g.of(span), b, h, j - span.key);
     }
   }
 }

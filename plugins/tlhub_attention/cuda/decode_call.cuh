@@ -3,43 +3,37 @@
  * `PAGED` is among the options that Python writes. In pages, k and v are (pages, positions of a page, heads, channels).
  */
 
-/* A sequence of a call: `keys` is its length. */
-struct Sequence : Call {
-  const int *pages; /* its row of the table */
-  index_t pages_step;
-  int page; /* positions of a page */
-
-  __device__ __forceinline__ int page_of(int i) const { return pages[i / page * pages_step]; }
-
-  __device__ __forceinline__ const T *key(int b, int i, int head) const {
-    return PAGED ? k + of_k.at(page_of(i), i % page, head) : k + of_k.at(b, i, head);
-  }
-  __device__ __forceinline__ const T *value(int b, int i, int head) const {
-    return PAGED ? v + of_v.at(page_of(i), i % page, head) : v + of_v.at(b, i, head);
-  }
-};
-
-/* `keys` is how many a sequence has room for. */
+/* `keys`: how many a sequence has room for, or of the call of one sequence its length. */
 struct Decode : Call {
   const int *lengths;
   index_t lengths_step;
   const int *table; /* null where there are no pages */
   index_t table_row, table_step;
-  int page;
+  int page; /* positions of a page */
 
-  __device__ __forceinline__ Sequence sequence(int b) const {
-    Sequence s{*this, table + b * table_row, table_step, page};
-    s.keys = max(0, min(lengths[b * lengths_step], keys));
-    return s;
+  __device__ __forceinline__ Decode sequence(int b) const {
+    Decode one = *this;
+    one.keys = max(0, min(lengths[b * lengths_step], keys));
+    return one;
+  }
+
+  __device__ __forceinline__ int page_of(int b, int i) const { return table[b * table_row + i / page * table_step]; }
+
+  __device__ __forceinline__ const T *key(int b, int i, int head) const {
+    return PAGED ? k + of_k.at(page_of(b, i), i % page, head) : k + of_k.at(b, i, head);
+  }
+  __device__ __forceinline__ const T *value(int b, int i, int head) const {
+    return PAGED ? v + of_v.at(page_of(b, i), i % page, head) : v + of_v.at(b, i, head);
   }
 };
 
 /* The row of query i, by a warp, in one pass: as rows.cuh's, wherever the keys lie. */
-__device__ __forceinline__ void attend_row(const Sequence &s, int b, int h, int i) {
+__device__ __forceinline__ void attend_row(const Decode &s, int b, int h, int i) {
   int kv_head = h / (s.heads / s.kv_heads);
   const T *q = s.q + s.of_q.at(b, i, h);
   Keys seen = s.seen(i);
   Logits logits(s);
+  float slope = s.slope(h);
   Channels<D> query = {};
   Channels<D_V> sum = {};
   float peak = -infinity(), base = 0, total = 0;
@@ -49,7 +43,7 @@ __device__ __forceinline__ void attend_row(const Sequence &s, int b, int h, int 
     const T *k = s.key(b, key, kv_head), *v = s.value(b, key, kv_head);
     float product = 0;
     each_channel<D>([&](int at, int d) { product = fmaf(query[at], to_float(k[d * s.of_k.channel]), product); });
-    float logit = logits.of(warp_sum(product));
+    float logit = logits.of(warp_sum(product), slope, s.place(i) - key);
     if (!(logit <= peak)) { /* NaN, too, is weighed by itself */
       float next = fmaxf(logit, peak), next_base = next == -infinity() ? 0.f : next, correction = exp2f(peak - next_base);
       peak = next, base = next_base, total *= correction;
@@ -64,7 +58,7 @@ __device__ __forceinline__ void attend_row(const Sequence &s, int b, int h, int 
   if (threadIdx.x % 32 == 0) s.put_lse(b, h, i, (base + log2f(total)) * LN2);
 }
 
-#define DECODE_PARAMETERS                                                                                 \
+#define DECODE_PARAMETERS                                                                                         \
   CALL_PARAMETERS, const int *lengths, index_t lengths_step, const int *table, index_t table_row, index_t table_step, \
       int page
 

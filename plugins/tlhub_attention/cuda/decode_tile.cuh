@@ -1,46 +1,28 @@
 /* What a warp has of a tile of a decoding: 16 rows, by mma.sync: their queries, and their sums over some of the keys. */
 
-#include <type_traits>
-
 namespace decode {
 
-using namespace tensor_cores;
-using hopper::column_of;
-using hopper::hide;
-using hopper::row_of;
-using hopper::Softmax;
+using namespace accumulators;
+using namespace warp_mma;
 
 constexpr int STEPS = (D + 15) / 16, CHANNELS = (D_V + 15) / 16 * 16;
 
-/* Load four matrices of 8 x 8, a register each; lane 8 i + j has the address of row j of matrix i. */
-template <bool TRANSPOSED> __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t row) {
-  if constexpr (TRANSPOSED) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(row)
-                 : "memory");
-  } else {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(row)
-                 : "memory");
-  }
-}
+/* Keys or values of a chunk in shared memory, of N channels: a position is one row after the other of 64 channels each, 128
+ * bytes, whose pieces of 16 bytes are swizzled by its number; where 64 divides no N, the first 64 channels of all positions
+ * come before the next. */
+template <int N> struct Layout {
+  static constexpr bool WHOLE = N % 64 == 0;
+  static constexpr int BOXES = (N + 63) / 64, BYTES = BOXES * CHUNK * 128;
+  static constexpr int POSITION = WHOLE ? BOXES * 128 : 128, BOX = WHOLE ? 128 : CHUNK * 128; /* bytes to the next */
 
-/* sum += a b, of 16 x 16 and 16 x 8. */
-#define MULTIPLY(PTX)                                                                                          \
-  asm("mma.sync.aligned.m16n8k16.row.col.f32." PTX "." PTX                                                     \
-      ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                                   \
-      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])                                                 \
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
-__device__ __forceinline__ void multiply(float *sum, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  if constexpr (std::is_same_v<T, __half>) {
-    MULTIPLY("f16");
-  } else {
-    MULTIPLY("bf16");
+  /* Where a piece of a position lies, in bytes. */
+  static __device__ __forceinline__ uint32_t at(int position, int piece) {
+    int box = piece / 8, number = !WHOLE ? position : BOXES % 2 ? position * BOXES + box : position * BOXES | box;
+    return position * POSITION + box * BOX + ((piece ^ number) & 7) * 16;
   }
-}
-#undef MULTIPLY
+};
+
+constexpr int CHUNK_BYTES = Layout<D>::BYTES + Layout<D_V>::BYTES;
 
 /* Whether pairs of elements that begin at an even channel can be accessed at once. */
 template <class E> __device__ __forceinline__ bool pairs(const E *p, const Strides &s) {
@@ -73,63 +55,121 @@ __device__ __forceinline__ void load_queries(
   }
 }
 
-/* The rows of a tile that a warp has, with its sums over some of the keys. */
-template <class P> struct Rows {
-  Softmax softmax;
-  float sum[CHANNELS / 2];
+/* How a sequence's keys look: to the first and the last row of a tile, and to this thread's, which are a warp's from `row`
+ * on, of the heads of a kv head. */
+struct View {
+  Keys first, last, seen[2];
+  int place[2]; /* the key that a row stands at */
+  float slope[2];
 
-  __device__ __forceinline__ Rows() : sum{} {}
-
-  /* Multiply what a row has by a factor. */
-  __device__ __forceinline__ void scale(const float (&by)[2]) {
-#pragma unroll
-    for (int j = 0; j < CHANNELS / 2; ++j) sum[j] *= by[row_of(j)];
-  }
-
-  /* Put everything in a slot of shared memory, 16 bytes of each lane side by side. */
-  __device__ __forceinline__ void put(float4 *slot) const {
-    slot += threadIdx.x % 32;
-    *slot = {softmax.peak[0], softmax.peak[1], softmax.total[0], softmax.total[1]};
-#pragma unroll
-    for (int j = 0; j < CHANNELS / 2; j += 4) slot[(1 + j / 4) * 32] = {sum[j], sum[j + 1], sum[j + 2], sum[j + 3]};
-  }
-
-  /* Add what another warp has put in a slot. */
-  __device__ __forceinline__ void add(const float4 *slot) {
-    slot += threadIdx.x % 32;
-    float4 state = *slot;
-    float peaks[2] = {state.x, state.y}, totals[2] = {state.z, state.w}, mine[2], others[2];
-#pragma unroll
-    for (int row = 0; row < 2; ++row) {
-      float peak = fmaxf(softmax.peak[row], peaks[row]), base = peak == -infinity() ? 0.f : peak;
-      mine[row] = exp2_fast(softmax.peak[row] - base), others[row] = exp2_fast(peaks[row] - base);
-      softmax.peak[row] = peak;
-      softmax.total[row] = softmax.total[row] * mine[row] + totals[row] * others[row];
-    }
-#pragma unroll
-    for (int j = 0; j < CHANNELS / 2; j += 4) {
-      float4 v = slot[(1 + j / 4) * 32];
-      sum[j] = sum[j] * mine[0] + v.x * others[0], sum[j + 1] = sum[j + 1] * mine[0] + v.y * others[0];
-      sum[j + 2] = sum[j + 2] * mine[1] + v.z * others[1], sum[j + 3] = sum[j + 3] * mine[1] + v.w * others[1];
-    }
-  }
-
-  /* Write a part of a tile: this thread's rows are `row` and the one 8 below. */
-  __device__ __forceinline__ void write_part(const Parts<P> &parts, int slot, int row) const {
-    int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int j = 0; j < CHANNELS / 2; j += 2) {
-      int channel = column_of(j) + lane % 4 * 2, r = row + 8 * row_of(j);
-      if (channel < D_V) *reinterpret_cast<float2 *>(parts.sum(slot, r) + channel) = {sum[j], sum[j + 1]};
-    }
+  __device__ __forceinline__ View(const Decode &s, int kv_head, int first_row, int last_row, int row)
+      : first(s.seen(Row(s, 0, first_row).query)), last(s.seen(Row(s, 0, last_row).query)) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      if (lane % 4 == 0) parts.state(slot, row + 8 * i) = {softmax.peak[i], softmax.total[i]};
+      Row own(s, kv_head, min(row + int(threadIdx.x) % 32 / 4 + 8 * i, last_row));
+      seen[i] = s.seen(own.query), place[i] = s.place(own.query), slope[i] = s.slope(own.head);
+    }
+  }
+};
+
+/* A part of a tile is by thread and row these pairs of numbers: a peak and a total, then sums. */
+constexpr int WORDS = 1 + CHANNELS / 8;
+
+/* What sums are multiplied by to be added: this thread's, and another part's. */
+struct Factors {
+  float kept, added;
+};
+
+/* The rows of a tile that a warp has, with its sums over some of the keys. */
+template <class P> struct Rows {
+  /* Products in turn, where registers are many. */
+  static constexpr int SUMS = P::WARPS == 4 && CHANNELS <= 192 ? 2 : 1;
+
+  Softmax softmax;
+  float sum[CHANNELS / 2];
+  int count; /* of the 16 rows that there are */
+
+  __device__ __forceinline__ explicit Rows(int count) : sum{}, count(count) {}
+
+  /* Attend to the chunk that lies at an address, and begins with key `key` of the sequence. */
+  __device__ __forceinline__ void attend(
+      const uint32_t (&q)[STEPS][4], const Logits &logits, const View &view, int key, uint32_t chunk) {
+    /* rows of matrices: 8 keys, and 8 on in the other half of the lanes (of K) or in every other 8 (of V) */
+    int lane = threadIdx.x % 32, k_row = lane / 16 * 8 + lane % 8, v_row = lane % 16;
+    float sums[SUMS][8] = {}, x[8]; /* products; logits, and then weights */
+#pragma unroll
+    for (int step = 0; step < STEPS; ++step) {
+      uint32_t k[4];
+      load_matrices<false>(k, chunk + Layout<D>::at(k_row, 2 * step + lane / 8 % 2));
+      multiply<T>(&sums[step % SUMS][0], q[step], k[0], k[1]);
+      multiply<T>(&sums[step % SUMS][4], q[step], k[2], k[3]);
+    }
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      int i = row_of(j), apart = view.place[i] - (key + lane % 4 * 2 + column_of(j));
+      x[j] = logits.of(SUMS == 1 ? sums[0][j] : sums[0][j] + sums[SUMS - 1][j], view.slope[i], apart);
+    }
+    uint32_t held[2] = {0xffffffff, 0xffffffff}; /* of two keys of v each: which any row sees */
+    if (key < view.last.begin || key + CHUNK > view.first.end) {
+      int first = key + lane % 4 * 2;
+      int low[2] = {view.seen[0].begin - first, view.seen[1].begin - first};
+      int high[2] = {view.seen[0].end - first, view.seen[1].end - first};
+      hide(x, low, high);
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        auto any = [&](int i) { return i >= view.first.begin && i < view.last.end; };
+        held[j] = (any(first + 8 * j) ? 0xffff : 0) | (any(first + 8 * j + 1) ? 0xffff0000 : 0);
+      }
+    }
+    if (softmax.weigh(x, 1)) {
+#pragma unroll
+      for (int j = 0; j < CHANNELS / 2; ++j) sum[j] *= softmax.correction[row_of(j)];
+    }
+    uint32_t p[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) p[j] = pack<T>(x[2 * j], x[2 * j + 1]);
+#pragma unroll
+    for (int channel = 0; channel < CHANNELS; channel += 16) {
+      uint32_t v[4];
+      load_matrices<true>(v, chunk + Layout<D>::BYTES + Layout<D_V>::at(v_row, channel / 8 + lane / 16));
+      multiply<T>(&sum[channel / 2], p, v[0] & held[0], v[1] & held[1]);
+      multiply<T>(&sum[channel / 2 + 4], p, v[2] & held[0], v[3] & held[1]);
+    }
+  }
+
+  /* Add up the totals of the threads that share rows: each has those of some keys. */
+  __device__ __forceinline__ void close() {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      softmax.total[i] += __shfl_xor_sync(0xffffffff, softmax.total[i], 1);
+      softmax.total[i] += __shfl_xor_sync(0xffffffff, softmax.total[i], 2);
+    }
+  }
+
+  /* Whether there is this thread's first or second row. */
+  __device__ __forceinline__ bool there(int i) const { return int(threadIdx.x) % 32 / 4 + 8 * i < count; }
+
+  /* Call f(word, pair) for all that this thread has of a row. */
+  template <class F> __device__ __forceinline__ void each_word(int i, F f) const {
+    f(0, float2{softmax.peak[i], softmax.total[i]});
+#pragma unroll
+    for (int j = 0; j < CHANNELS / 8; ++j) f(1 + j, float2{sum[4 * j + 2 * i], sum[4 * j + 2 * i + 1]});
+  }
+
+  /* Add a word of a part of a row; the first of them comes first, and sets the factors. */
+  __device__ __forceinline__ void add(int i, int number, float2 pair, Factors &by) {
+    if (number == 0) {
+      float peak = fmaxf(softmax.peak[i], pair.x), base = peak == -infinity() ? 0.f : peak;
+      by = {exp2_fast(softmax.peak[i] - base), exp2_fast(pair.x - base)};
+      softmax.peak[i] = peak, softmax.total[i] = fmaf(pair.y, by.added, softmax.total[i] * by.kept);
+    } else {
+      float &x = sum[4 * number - 4 + 2 * i], &y = sum[4 * number - 3 + 2 * i];
+      x = fmaf(pair.x, by.added, x * by.kept), y = fmaf(pair.y, by.added, y * by.kept);
     }
   }
 
   /* Write rows of o and of lse, from `row` of the kv head on; then again those in which a hidden NaN may be. */
-  __device__ __forceinline__ void write(const Sequence &s, int b, int kv_head, int row, bool paired) {
+  __device__ __forceinline__ void write(const Decode &s, int b, int kv_head, int row, bool paired) {
     int lane = threadIdx.x % 32;
     unsigned lost = 0;
 #pragma unroll

@@ -1,28 +1,46 @@
-/* How the work of a decoding is dealt out: units of keys, of tiles of rows, to the blocks of a grid (decode_hopper.cuh). */
+/* How the work of a decoding is dealt out: units of keys, of tiles of rows, to the blocks of a grid.
+ *
+ * The query heads that share a kv head are packed: row r of its rows is query r / group, head r % group of the group. A
+ * tile is ROWS of them, and a unit of work is a tile's block of KEYS keys and values, in chunks. All units of a call,
+ * sequence by sequence, tile by tile, are one line, of which each block takes an equal stretch, whatever the lengths are;
+ * so it has the whole of some tiles, and parts of at most two more.
+ *
+ * Where blocks and tiles can be dealt out so, there are several lines side by side, each with its own blocks. Tiles of
+ * heads that lie beside each other in memory, or of the same head, are then read at the same time.
+ */
 
 namespace decode {
 
-constexpr int BN = 64; /* keys of a unit */
+constexpr int CHUNK = 16; /* keys that a warp multiplies at once */
+
+/* What a kernel is: Python's side of it is decode_plan.py. */
+template <int ROWS_, int WARPS_, int STAGES_, int BLOCKS_> struct Plan {
+  static constexpr int ROWS = ROWS_, WARPS = WARPS_, STAGES = STAGES_, BLOCKS = BLOCKS_;
+  static constexpr int THREADS = 32 * WARPS; /* that compute */
+  static constexpr int ROW_WARPS = ROWS / 16, CHUNKS = WARPS / ROW_WARPS, KEYS = CHUNKS * CHUNK;
+  static_assert(STAGES % CHUNKS == 0, "a stage is of the same warps each time: none of them runs ahead of its barrier");
+};
 
 /* The blocks of keys that the queries of a sequence see any of: one at least. */
-struct Blocks {
+template <class P> struct Blocks {
   int first, count;
 
-  __device__ __forceinline__ explicit Blocks(const Sequence &s)
-      : first(s.seen(0).begin / BN), count(max(1, (s.seen(s.queries - 1).end + BN - 1) / BN - first)) {}
+  __device__ __forceinline__ explicit Blocks(const Decode &s)
+      : first(s.seen(0).begin / P::KEYS),
+        count(max(1, (s.seen(s.queries - 1).end + P::KEYS - 1) / P::KEYS - first)) {}
 };
 
 /* The units of a call, as a warp reckons them: each lane has a run of sequences. */
-struct Units {
+template <class P> struct Units {
   const Decode &call;
-  int down;          /* tiles of a kv head */
+  int down;          /* tiles of a head */
   int beside, line;  /* lines; tiles of a sequence in each */
   int run;           /* sequences of a lane */
   int before, total; /* units of the lanes before this one, and of all, in a line */
   int sharing;       /* blocks of a line that have any */
 
-  __device__ __forceinline__ Units(const Decode &call, int rows)
-      : call(call), down((call.heads / call.kv_heads * call.queries + rows - 1) / rows), run((call.batch + 31) / 32) {
+  __device__ __forceinline__ explicit Units(const Decode &call)
+      : call(call), down((call.heads / call.kv_heads * call.queries + P::ROWS - 1) / P::ROWS), run((call.batch + 31) / 32) {
     int lane = threadIdx.x % 32, tiles = call.kv_heads * down, all = tiles | gridDim.x, mine = 0;
     beside = all & -all; /* the largest power of 2 that divides both */
     line = tiles / beside;
@@ -33,14 +51,19 @@ struct Units {
     sharing = min(int(gridDim.x) / beside, total);
   }
 
-  /* The first unit of a line's block, and the first of its blocks all of whose units come after `unit`. */
+  /* This block's number in its line, and that of the line; the number in the grid of a block of the line. */
+  __device__ __forceinline__ int block() const { return blockIdx.x / beside; }
+  __device__ __forceinline__ int side() const { return blockIdx.x % beside; }
+  __device__ __forceinline__ int in_grid(int block) const { return block * beside + side(); }
+
+  /* The first unit of a line's block, and the block that has a unit. */
   __device__ __forceinline__ int share(int block) const {
     int place = min(block, sharing);
     return place * (total / sharing) + min(place, total % sharing);
   }
-  __device__ __forceinline__ int block_after(int unit) const {
-    int each = total / sharing, longer = total % sharing, left = unit + 1 - longer * (each + 1);
-    return left <= 0 ? unit / (each + 1) + 1 : longer + (left + each - 1) / each;
+  __device__ __forceinline__ int block_of(int unit) const {
+    int each = total / sharing, longer = total % sharing, left = unit - longer * (each + 1);
+    return left < 0 ? unit / (each + 1) : longer + left / each;
   }
 
   /* A unit by its number: its sequence, and its number there. */
@@ -62,7 +85,7 @@ struct Units {
   }
 
  private:
-  __device__ __forceinline__ int of(int b) const { return Blocks(call.sequence(b)).count * line; }
+  __device__ __forceinline__ int of(int b) const { return Blocks<P>(call.sequence(b)).count * line; }
 
   /* The sum of x over the lanes up to this one. */
   static __device__ __forceinline__ int sum_to(int x) {
@@ -79,58 +102,49 @@ struct Units {
 struct Stretch {
   int kv_head, row, first, end; /* the tile's first row */
   bool begins, ends;            /* with the tile */
-
-  __device__ __forceinline__ bool whole() const { return begins && ends; }
 };
 
-/* The stretches of a block, one after the other; of one tile each. */
+/* The stretches of a block, of one tile each, from the last to the first: so the block after this one has a part of a tile
+ * early, and this block needs that of the one before late. */
 template <class P> struct Walk {
-  const Decode &call;
-  int down, beside, line; /* as Units has them */
-  int left;               /* units */
-  int b, tile, at;        /* of the next unit: the sequence, its tile in the line, and the tile's unit */
-  Sequence sequence;
-  Blocks blocks;
+  const Units<P> units;
+  int left;          /* units */
+  int b, tile, unit; /* of the last unit: the sequence, its tile in the line, and the number after its own there */
+  Decode sequence;
+  Blocks<P> blocks;
 
-  __device__ __forceinline__ Walk(const Decode &call, const Units &units)
-      : Walk(call, units, units.share(blockIdx.x / units.beside), units.share(blockIdx.x / units.beside + 1)) {}
+  __device__ __forceinline__ explicit Walk(const Units<P> &units)
+      : Walk(units, units.share(units.block()), units.share(units.block() + 1)) {}
 
   /* Take the next stretch; false if there is none. */
   __device__ __forceinline__ bool next(Stretch &t) {
     if (left == 0) return false;
-    if (at == blocks.count) at = 0, ++tile;
-    if (tile == line) tile = 0, sequence = call.sequence(++b), blocks = Blocks(sequence);
-    int number = tile * beside + blockIdx.x % beside, count = min(blocks.count - at, left);
-    t.kv_head = number / down, t.row = number % down * P::ROWS;
-    t.first = blocks.first + at, t.end = t.first + count;
-    t.begins = at == 0, t.ends = at + count == blocks.count;
-    at += count, left -= count;
+    if (unit == 0) {
+      if (tile == 0) tile = units.line, sequence = units.call.sequence(--b), blocks = Blocks<P>(sequence);
+      --tile, unit = blocks.count;
+    }
+    int number = tile * units.beside + units.side(), count = min(unit, left);
+    t.kv_head = number / units.down, t.row = number % units.down * P::ROWS;
+    t.ends = unit == blocks.count;
+    unit -= count, left -= count;
+    t.first = blocks.first + unit, t.end = t.first + count;
+    t.begins = unit == 0;
     return true;
   }
 
- private:
-  __device__ __forceinline__ Walk(const Decode &call, const Units &units, int first, int end)
-      : Walk(call, units, end - first, end > first ? units.find(first) : Units::Place{0, 0}) {}
-
-  __device__ __forceinline__ Walk(const Decode &call, const Units &units, int left, Units::Place place)
-      : call(call), down(units.down), beside(units.beside), line(units.line), left(left), b(place.b),
-        sequence(call.sequence(b)), blocks(sequence) {
-    tile = place.at / blocks.count, at = place.at % blocks.count;
+  /* The block of the line in which the tile of the stretch that was taken last begins. */
+  __device__ __forceinline__ int first_sharer() const {
+    return units.block_of(units.share(units.block()) + left - unit);
   }
-};
 
-/* The parts of tiles in scratch memory, two a block: of the tile that begins in a block before, and of the one that
- * ends in a block after. */
-template <class P> struct Parts {
-  float *sums;    /* [2 blocks][ROWS][D_V] */
-  float2 *states; /* [2 blocks][ROWS]: peaks in base 2, and totals */
+ private:
+  __device__ __forceinline__ Walk(const Units<P> &units, int first, int end)
+      : Walk(units, end - first, end > first ? units.find(end - 1) : typename Units<P>::Place{0, 0}) {}
 
-  __device__ __forceinline__ explicit Parts(void *memory)
-      : sums(static_cast<float *>(memory)), states(reinterpret_cast<float2 *>(sums + 2 * gridDim.x * P::ROWS * D_V)) {}
-
-  static __device__ __forceinline__ int slot(int block, bool begins) { return 2 * block + begins; }
-  __device__ __forceinline__ float *sum(int slot, int row) const { return sums + (slot * P::ROWS + row) * D_V; }
-  __device__ __forceinline__ float2 &state(int slot, int row) const { return states[slot * P::ROWS + row]; }
+  __device__ __forceinline__ Walk(const Units<P> &units, int left, typename Units<P>::Place place)
+      : units(units), left(left), b(place.b), sequence(units.call.sequence(b)), blocks(sequence) {
+    tile = place.at / blocks.count, unit = place.at % blocks.count + 1;
+  }
 };
 
 /* A row of a kv head's: its query, and its head. */

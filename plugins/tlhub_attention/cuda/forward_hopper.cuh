@@ -21,6 +21,7 @@
 
 namespace hopper {
 
+using namespace accumulators;
 using namespace tensor_cores;
 
 constexpr int GROUP = 128; /* threads */
@@ -35,7 +36,8 @@ template <int GROUPS_, int BN_, int TILES_, int BUFFERS_> struct Plan {
   static constexpr int BUFFERS = BUFFERS_; /* chunks of o that a warp stages */
   static constexpr int THREADS = (GROUPS + 1) * GROUP;
   /* registers of a thread; at the launch all have the same */
-  static constexpr int PRODUCER_REGISTERS = GROUPS == 3 ? 32 : 24, CONSUMER_REGISTERS = GROUPS == 3 ? 160 : 240;
+  static constexpr int PRODUCER_REGISTERS = GROUPS == 3 ? 32 : VARLEN ? 40 : 24;
+  static constexpr int CONSUMER_REGISTERS = GROUPS == 3 ? 160 : VARLEN ? 232 : 240;
 
   static constexpr int CHANNELS = round_up(D_V, 32);              /* of v and o */
   static constexpr int V_WIDTH = CHANNELS % 64 == 0 ? 64 : 32;    /* of a box */
@@ -75,9 +77,30 @@ template <class P> struct Shared {
 
 /* -- tiles --------------------------------------------------------------------------------------- */
 
-/* A tile: its head, its first query, and the blocks of keys that it sees, from `first` up to `end`: one at least. */
+/* A tile: its head, its first query, and the blocks of keys that it sees, from `first` up to `end`: one at least.
+ * VARLEN: of a sequence, from whose first query and key these are counted. */
 struct Tile {
   int batch, head, kv_head, query, first, end;
+  Span span;
+  uint32_t slot; /* VARLEN, in a consumer: where it is in shared memory, besides */
+
+  /* Where its queries and keys begin in their arrays. */
+  __device__ __forceinline__ int queries_at() const { return VARLEN ? span.query : 0; }
+  __device__ __forceinline__ int keys_at() const { return VARLEN ? span.key : 0; }
+
+  /* Be number `at` of the tiles of `heads` heads, `down` each: under a causal mask the longest of all heads first. */
+  template <class P>
+  __device__ __forceinline__ void place(const Call &call, int at, int top, int heads, int down) {
+    head = top + (call.causal() ? at % heads : at / down);
+    query = (call.causal() ? down - 1 - at / heads : at % down) * P::BM;
+  }
+
+  /* Have the blocks of keys that the tile sees, in the call of its sequence or all. */
+  template <class P> __device__ __forceinline__ void see(const Call &one) {
+    int last = min(query + P::BM, one.queries) - 1;
+    first = one.seen(query).begin / P::BN;
+    end = max(first + 1, (one.seen(last).end + P::BN - 1) / P::BN);
+  }
 };
 
 /* The tiles of a block, one after the other. Heads go in sections of two waves of tiles or more, so that their keys and
@@ -91,6 +114,17 @@ template <class P> struct Tiles {
   __device__ __forceinline__ explicit Tiles(const Call &call)
       : call(call), down((call.queries + P::BM - 1) / P::BM), section((2 * gridDim.x + down - 1) / down),
         count(down * call.heads * call.batch) {}
+
+  /* The call that a tile is of. */
+  __device__ __forceinline__ const Call &of(const Tile &) const { return call; }
+
+  /* Every warp knows all of them: there is nothing to share. */
+  __device__ __forceinline__ void begin() const {}
+  __device__ __forceinline__ void draw() const {}
+  __device__ __forceinline__ const Tile &recall(const Tile &t) const { return t; }
+  __device__ __forceinline__ void release(const Tile &) const {}
+  __device__ __forceinline__ Tiles alone() const { return *this; }
+  __device__ __forceinline__ Tiles again() const { return Tiles(call); }
 
   /* Take the next tile; false if there is none. */
   __device__ __forceinline__ bool next(Tile &t) {
@@ -111,15 +145,11 @@ template <class P> struct Tiles {
   /* The tile number `at` of the section. */
   __device__ __forceinline__ Tile tile(int at) const {
     int top = first / down, heads = min(section, call.heads * call.batch - top);
-    int head = top + (call.causal() ? at % heads : at / down);
-    int row = call.causal() ? down - 1 - at / heads : at % down;
-    Tile t;
-    t.batch = head / call.heads, t.head = head % call.heads;
+    Tile t = {};
+    t.place<P>(call, at, top, heads, down);
+    t.batch = t.head / call.heads, t.head %= call.heads;
     t.kv_head = t.head / (call.heads / call.kv_heads);
-    t.query = row * P::BM;
-    int last = min(t.query + P::BM, call.queries) - 1;
-    t.first = call.seen(t.query).begin / P::BN;
-    t.end = max(t.first + 1, (call.seen(last).end + P::BN - 1) / P::BN);
+    t.see<P>(call);
     return t;
   }
 };
@@ -136,26 +166,26 @@ __device__ __forceinline__ void load(
   for (int i = 0; i < BOXES; ++i) load_box(to + i * (BYTES / BOXES), map, full, i * WIDTH, row, head, batch);
 }
 
-template <class P>
+template <class P, class TILES>
 __device__ __forceinline__ void produce(
-    const TensorMap &map_q, const TensorMap &map_k, const TensorMap &map_v, Tiles<P> &tiles, Shared<P> shared) {
+    const TensorMap &map_q, const TensorMap &map_k, const TensorMap &map_v, TILES tiles, Shared<P> shared) {
   Ring<P::TILES> qs;
   Ring<P::STAGES> ks, vs;
   for (Tile t; tiles.next(t);) {
     auto load_k = [&](int block) {
       load<P::BOXES, 64, P::K_BYTES>(shared.k(ks.stage), map_k, shared.k_full(ks.stage), shared.k_empty(ks.stage),
-                                     ks.phase, block * P::BN, t.kv_head, t.batch);
+                                     ks.phase, t.keys_at() + block * P::BN, t.kv_head, t.batch);
       ks.next();
     };
     auto load_v = [&](int block) {
       load<P::CHANNELS / P::V_WIDTH, P::V_WIDTH, P::V_BYTES>(
-          shared.v(vs.stage), map_v, shared.v_full(vs.stage), shared.v_empty(vs.stage), vs.phase, block * P::BN,
-          t.kv_head, t.batch);
+          shared.v(vs.stage), map_v, shared.v_full(vs.stage), shared.v_empty(vs.stage), vs.phase,
+          t.keys_at() + block * P::BN, t.kv_head, t.batch);
       vs.next();
     };
     load_k(t.end - 1);
     load<P::BOXES, 64, P::Q_BYTES>(shared.q(qs.stage), map_q, shared.q_full(qs.stage), shared.q_empty(qs.stage),
-                                   qs.phase, t.query, t.head, t.batch);
+                                   qs.phase, t.queries_at() + t.query, t.head, t.batch);
     qs.next();
     for (int block = t.end - 1; block >= t.first; --block) {
       if (block > t.first) load_k(block - 1);
@@ -174,63 +204,12 @@ __device__ __forceinline__ void give_turn(int group) {
   asm volatile("bar.arrive %0, %1;" ::"r"(1 + group), "n"(2 * GROUP) : "memory");
 }
 
-/* A thread has two rows of an accumulator: of each 8 columns two floats of row lane / 4, two of the row 8 below. */
-__device__ constexpr int row_of(int i) { return i / 2 % 2; }
-__device__ constexpr int column_of(int i) { return i / 4 * 8 + i % 2; }
-
-/* The softmax of a thread's two rows: the logit that exponents are relative to, and this thread's part of the sum. */
-struct Softmax {
-  float peak[2] = {-infinity(), -infinity()}, total[2] = {}, correction[2];
-
-  /* What is subtracted from exponents: the peak, or 0 where no key has been seen. */
-  __device__ __forceinline__ float base(int row, float factor) const {
-    return peak[row] == -infinity() ? 0.f : peak[row] * factor;
-  }
-
-  /* Make weights of logits. If it returns true, sums so far are to be multiplied by `correction`: a warp's peaks move
-   * when a maximum is above one by so much that weights are large, up to 2**SLACK. */
-  template <int N> __device__ __forceinline__ bool weigh(float (&s)[N], float factor) {
-    constexpr float SLACK = 8;
-    float most[2];
-    bool moved = false;
+/* Take from products what a slope does for each key between this thread's two rows and a block of keys; `apart`: how
+ * many there are up to its first. */
+template <int N> __device__ __forceinline__ void bias(float (&s)[N], float slope, const int (&apart)[2]) {
+  float from[2] = {float(apart[0]), float(apart[1])};
 #pragma unroll
-    for (int row = 0; row < 2; ++row) {
-      most[row] = peak[row];
-#pragma unroll
-      for (int i = 0; i < N; ++i) {
-        if (row_of(i) == row) most[row] = fmaxf(most[row], s[i]);
-      }
-      most[row] = fmaxf(most[row], __shfl_xor_sync(0xffffffff, most[row], 1));
-      most[row] = fmaxf(most[row], __shfl_xor_sync(0xffffffff, most[row], 2));
-      moved |= !((most[row] - peak[row]) * factor <= SLACK);
-    }
-    moved = __any_sync(0xffffffff, moved);
-    if (moved) {
-#pragma unroll
-      for (int row = 0; row < 2; ++row) {
-        float before = peak[row] * factor;
-        peak[row] = most[row];
-        correction[row] = exp2_fast(before - base(row, factor));
-        total[row] *= correction[row];
-      }
-    }
-    float subtract[2] = {base(0, factor), base(1, factor)};
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      s[i] = exp2_fast(fmaf(s[i], factor, -subtract[row_of(i)]));
-      total[row_of(i)] += s[i];
-    }
-    return moved;
-  }
-};
-
-/* What of a block of keys this thread's two rows see: the columns from `low` up to `high`, counted from its first. */
-template <int N> __device__ __forceinline__ void hide(float (&s)[N], const int (&low)[2], const int (&high)[2]) {
-#pragma unroll
-  for (int i = 0; i < N; ++i) {
-    int row = row_of(i);
-    if (column_of(i) < low[row] || column_of(i) >= high[row]) s[i] = -infinity();
-  }
+  for (int i = 0; i < N; ++i) s[i] = fmaf(-slope, fabsf(from[row_of(i)] - float(column_of(i))), s[i]);
 }
 
 /* Write a warp's 16 rows of a chunk to shared memory, row by row, swizzled by the width of a row. */
@@ -259,17 +238,18 @@ template <class P> __device__ __forceinline__ void stage_chunk(uint32_t to, cons
   }
 }
 
-/* Write a staged chunk to o element by element. */
-template <class P>
+/* Write a staged chunk to o piece by piece: an element, or 16 bytes where o has room for them side by side. */
+template <class P, class PIECE>
 __device__ __forceinline__ void write_chunk(
     uint32_t from, const Call &call, const Tile &t, int query, int channel, int lane) {
-  constexpr int WIDTH = P::CHUNK * int(sizeof(O)), SWIZZLE = WIDTH - 16;
+  constexpr int WIDTH = P::CHUNK * int(sizeof(O)), SWIZZLE = WIDTH - 16, SOME = sizeof(PIECE) / sizeof(O);
 #pragma unroll 1
-  for (int i = lane; i < 16 * P::CHUNK; i += 32) {
+  for (int i = lane * SOME; i < 16 * P::CHUNK; i += 32 * SOME) {
     int row = query + i / P::CHUNK, column = channel + i % P::CHUNK, at = i * int(sizeof(O));
     if (row < call.queries && column < D_V) {
-      call.o[call.of_o.at(t.batch, row, t.head) + column * call.of_o.channel] =
-          *reinterpret_cast<const O *>(__cvta_shared_to_generic(from + (at ^ (at >> 3 & SWIZZLE))));
+      O *to = call.o + (call.of_o.at(t.batch, row, t.head) + column * call.of_o.channel);
+      *reinterpret_cast<PIECE *>(to) =
+          *reinterpret_cast<const PIECE *>(__cvta_shared_to_generic(from + (at ^ (at >> 3 & SWIZZLE))));
     }
   }
 }
@@ -294,11 +274,12 @@ __device__ __forceinline__ bool finish(
       sum[j] *= inverse;
       probe += sum[j];
     }
-    lost |= (call.causal() || total == 0) && i < call.queries && probe != probe && total == total;
+    lost |= (VARLEN || call.causal() || total == 0) && i < call.queries && probe != probe && total == total;
     if (lane % 4 == 0 && i < call.queries) {
       call.put_lse(t.batch, t.head, i, (softmax.base(row, factor) + log2f(total)) * LN2);
     }
   }
+  bool cut = VARLEN && __any_sync(0xffffffff, query + 16 > call.queries); /* the rows after are another sequence's */
 #pragma unroll
   for (int channel = 0; channel < P::CHANNELS; channel += P::CHUNK) {
     uint32_t chunk = staging + channel / P::CHUNK % P::BUFFERS * P::CHUNK_BYTES;
@@ -313,40 +294,43 @@ __device__ __forceinline__ bool finish(
     stage_chunk<P>(chunk, &sum[channel / 2], lane);
     if (direct) {
       __syncwarp();
-      write_chunk<P>(chunk, call, t, query, channel, lane);
+      write_chunk<P, O>(chunk, call, t, query, channel, lane);
+    } else if (cut) {
+      __syncwarp();
+      write_chunk<P, uint4>(chunk, call, t, query, channel, lane);
     } else {
       fence_copies();
       __syncwarp();
-      if (lane == 0) store_box(map_o, chunk, channel, query, t.head, t.batch);
+      if (lane == 0) store_box(map_o, chunk, channel, t.queries_at() + query, t.head, t.batch);
     }
   }
   return lost;
 }
 
-/* Compute a consumer's rows that hold a NaN again, without the keys that they do not see. */
-template <class P> __device__ __forceinline__ void mend(const Call &call, int group) {
+/* Compute a consumer's rows that hold a NaN again, without the keys that they do not see; `tiles`: its block's. */
+template <class TILES> __device__ __forceinline__ void mend(TILES tiles, int group) {
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
   if (lane == 0) store_wait_whole();
   __syncwarp();
-  Tiles<P> tiles(call);
   for (Tile t; tiles.next(t);) {
-    int query = t.query + group * 64 + warp * 16, end = min(query + 16, call.queries);
+    const auto &one = tiles.of(t);
+    int query = t.query + group * 64 + warp * 16, end = min(query + 16, one.queries);
     for (int i = query; i < end; ++i) {
-      const O *o = call.o + call.of_o.at(t.batch, i, t.head);
+      const O *o = one.o + one.of_o.at(t.batch, i, t.head);
       float probe = 0;
-      for (int d = lane; d < D_V; d += 32) probe += to_float(o[d * call.of_o.channel]);
-      if (__any_sync(0xffffffff, probe != probe)) attend_row(call, t.batch, t.head, i);
+      for (int d = lane; d < D_V; d += 32) probe += to_float(o[d * one.of_o.channel]);
+      if (__any_sync(0xffffffff, probe != probe)) attend_row(one, t.batch, t.head, i);
     }
   }
 }
 
 /* CAPPED: logits are finished before their maximum is taken; else scale is above 0, and is part of the exponent. */
-template <class P, bool CAPPED>
+template <class P, bool CAPPED, class TILES>
 __device__ __forceinline__ void consume(
-    const TensorMap &map_o, const Call &call, bool direct, Tiles<P> &tiles, Shared<P> shared, int group) {
+    const TensorMap &map_o, const Call &call, bool direct, TILES &tiles, Shared<P> shared, int group) {
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
   Logits logits(call);
-  float factor = CAPPED ? 1.f : logits.factor;
+  float factor = CAPPED ? 1.f : logits.factor, slope; /* of the tile's head, before the factor */
   Ring<P::TILES> qs;
   Ring<P::STAGES> ks, vs;
   float s[P::BN / 2], sum[P::CHANNELS / 2];
@@ -361,9 +345,11 @@ __device__ __forceinline__ void consume(
   };
   auto next_tile = [&] {
     if (!tiles.next(t)) return false;
+    const Call &one = tiles.of(t);
     int top = t.query + group * 64;
     query = top + warp * 16;
-    whole_begin = call.seen(min(top + 63, call.queries - 1)).begin, whole_end = call.seen(top).end;
+    whole_begin = one.seen(min(top + 63, one.queries - 1)).begin, whole_end = one.seen(top).end;
+    slope = call.slope(t.head) / factor;
     softmax = Softmax();
     return true;
   };
@@ -402,11 +388,16 @@ __device__ __forceinline__ void consume(
       for (int j = 0; j < P::BN / 2; ++j) s[j] = logits.of(s[j]);
     }
     int begin = block * P::BN;
+    if constexpr (ALIBI) {
+      int apart = tiles.of(t).place(query + lane / 4) - begin - lane % 4 * 2;
+      bias(s, slope, {apart, apart + 8});
+    }
     if (begin < whole_begin || begin + P::BN > whole_end) {
+      const Call &one = tiles.of(t);
       int low[2], high[2];
 #pragma unroll
       for (int row = 0; row < 2; ++row) {
-        Keys seen = call.seen(query + lane / 4 + 8 * row);
+        Keys seen = one.seen(query + lane / 4 + 8 * row);
         low[row] = seen.begin - begin - lane % 4 * 2, high[row] = seen.end - begin - lane % 4 * 2;
       }
       hide(s, low, high);
@@ -458,7 +449,10 @@ __device__ __forceinline__ void consume(
     int query_done = query;
     more = next_tile();
     auto finish_done = [&] {
-      lost |= finish<P>(sum, of_done, factor, map_o, call, direct, shared.staging(group * 4 + warp), done, query_done);
+      const Tile &whole = tiles.recall(done);
+      lost |= finish<P>(sum, of_done, factor, map_o, tiles.of(whole), direct, shared.staging(group * 4 + warp), whole,
+                        query_done);
+      tiles.release(done);
     };
     if (P::TILES > 1 && more) {
       start_logits();
@@ -477,20 +471,17 @@ __device__ __forceinline__ void consume(
     }
   }
   if (lane == 0) store_wait<0>();
-  if (__any_sync(0xffffffff, lost)) mend<P>(call, group);
+  if (__any_sync(0xffffffff, lost)) mend(tiles.again(), group);
 }
 
 /* -- the kernel ---------------------------------------------------------------------------------- */
 
 /* One call, by as many blocks as fit. `direct`: o has no tensor map, and map_o is any. Twice the positions, and the
  * tiles with a wave past the last, are ints. */
-template <class P, bool CAPPED>
+template <class P, bool CAPPED, class TILES>
 __device__ __forceinline__ void attend(
     const TensorMap &map_q, const TensorMap &map_k, const TensorMap &map_v, const TensorMap &map_o, bool direct,
-    const Call &call) {
-  extern __shared__ __align__(1024) uint8_t memory[];
-  Shared<P> shared{shared_address(memory)};
-  Tiles<P> tiles(call);
+    const Call &call, TILES tiles, Shared<P> shared) {
   if (threadIdx.x == P::GROUPS * GROUP) prefetch(map_q), prefetch(map_k), prefetch(map_v), prefetch(map_o);
   if (threadIdx.x == 0) {
     constexpr int READERS = 4 * P::GROUPS; /* warps */
@@ -504,6 +495,7 @@ __device__ __forceinline__ void attend(
       barrier_init(shared.v_full(stage), 1);
       barrier_init(shared.v_empty(stage), READERS);
     }
+    tiles.begin();
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();
@@ -513,7 +505,8 @@ __device__ __forceinline__ void attend(
   int group = __shfl_sync(0xffffffff, threadIdx.x / GROUP, 0);
   if (group == P::GROUPS) {
     give_registers<P::PRODUCER_REGISTERS>();
-    if (threadIdx.x == P::GROUPS * GROUP) produce<P>(map_q, map_k, map_v, tiles, shared);
+    if (threadIdx.x == P::GROUPS * GROUP) produce<P>(map_q, map_k, map_v, tiles.alone(), shared);
+    if (threadIdx.x / 32 == P::GROUPS * 4 + 1) tiles.draw();
     __syncwarp();
   } else {
     take_registers<P::CONSUMER_REGISTERS>();
@@ -530,5 +523,9 @@ __device__ __forceinline__ void attend(
       const __grid_constant__ hopper::TensorMap map_q, const __grid_constant__ hopper::TensorMap map_k,       \
       const __grid_constant__ hopper::TensorMap map_v, const __grid_constant__ hopper::TensorMap map_o,       \
       int direct, CALL_PARAMETERS) {                                                                          \
-    hopper::attend<hopper::Plan<__VA_ARGS__>, CAPPED>(map_q, map_k, map_v, map_o, direct, CALL);               \
+    using Plan = hopper::Plan<__VA_ARGS__>;                                                                   \
+    Call call = CALL;                                                                                         \
+    extern __shared__ __align__(1024) uint8_t memory[];                                                       \
+    hopper::attend<Plan, CAPPED>(map_q, map_k, map_v, map_o, direct, call, hopper::Tiles<Plan>(call),         \
+                                 hopper::Shared<Plan>{hopper::shared_address(memory)});                       \
   }

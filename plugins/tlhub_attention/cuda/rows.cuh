@@ -21,13 +21,14 @@ __device__ __forceinline__ float warp_sum(float x) {
   return x;
 }
 
-/* The row of query i, by a warp. */
-__device__ __forceinline__ void attend_row(const Call &call, int b, int h, int i) {
+/* The row of query i, by a warp; `factor`: of v. */
+__device__ __forceinline__ void attend_row(const Call &call, int b, int h, int i, float factor = 1) {
   int kv_head = h / (call.heads / call.kv_heads);
   const T *q = call.q + call.of_q.at(b, i, h);
   const T *k = call.k + call.of_k.at(b, 0, kv_head), *v = call.v + call.of_v.at(b, 0, kv_head);
   Keys seen = call.seen(i);
   Logits logits(call);
+  float slope = call.slope(h);
   Channels<D> query = {};
   Channels<D_V> sum = {};
   each_channel<D>([&](int at, int d) { query[at] = to_float(q[d * call.of_q.channel]); });
@@ -35,7 +36,7 @@ __device__ __forceinline__ void attend_row(const Call &call, int b, int h, int i
     const T *row = k + key * call.of_k.position;
     float product = 0;
     each_channel<D>([&](int at, int d) { product = fmaf(query[at], to_float(row[d * call.of_k.channel]), product); });
-    return logits.of(warp_sum(product));
+    return logits.of(warp_sum(product), slope, call.place(i) - key);
   };
   float peak = -infinity(), total = 0;
 #pragma unroll 1
@@ -50,15 +51,21 @@ __device__ __forceinline__ void attend_row(const Call &call, int b, int h, int i
   }
   O *o = call.o + call.of_o.at(b, i, h);
   each_channel<D_V>([&](int at, int d) {
-    o[d * call.of_o.channel] = from_float<O>(total == 0 ? 0.f : sum[at] / total);
+    o[d * call.of_o.channel] = from_float<O>(total == 0 ? 0.f : sum[at] / total * factor);
   });
   if (threadIdx.x % 32 == 0) call.put_lse(b, h, i, (base + log2f(total)) * LN2);
 }
 
 extern "C" __global__ void __launch_bounds__(128) attend_rows(CALL_PARAMETERS) {
   Call call = CALL;
-  index_t rows = index_t(batch) * heads * queries, warps = gridDim.x * 4;
+  index_t rows = index_t(VARLEN ? 1 : batch) * heads * queries, warps = gridDim.x * 4;
   for (index_t row = blockIdx.x * 4 + threadIdx.x / 32; row < rows; row += warps) {
-    attend_row(call, int(row / queries / heads), int(row / queries % heads), int(row % queries));
+    int b = int(row / queries / heads), h = int(row / queries % heads), i = int(row % queries);
+    if constexpr (VARLEN) {
+      Span span = call.span(call.sequence_of(i));
+      attend_row(call.of(span), 0, h, i - span.query);
+    } else {
+      attend_row(call, b, h, i);
+    }
   }
 }

@@ -9,7 +9,7 @@ from tlhub.specs import Config, DeviceFacts, Problem, Schedule
 _ARCH = "cuda:sm_90a"
 _DTYPES = ("float16", "bfloat16")
 _INPUTS = ("dout", "q", "k", "v", "o")
-_MOST = 128  # channels
+_MOST = 256  # channels
 
 
 def supports(problem: Problem, facts: DeviceFacts) -> str | None:
@@ -37,7 +37,7 @@ def configs(problem: Problem, facts: DeviceFacts) -> Sequence[Config]:
 HOPPER_BWD = Schedule(
     name="hopper",
     kernel="attention_bwd",
-    kernel_revision=1,
+    kernel_revision=2,
     revision=1,
     targets=("cuda",),
     toolchain="cuda",
@@ -47,13 +47,14 @@ HOPPER_BWD = Schedule(
     symbolic=("B", "S", "H", "H_kv", "S_kv"),
     sources=(
         *(f"tlhub_attention.hopper.backward{part}" for part in ("", "_plan", "_program")),
-        "tlhub_attention.cuda.code",
+        "tlhub_attention.hopper.ragged",
+        *(f"tlhub_attention.cuda.{name}" for name in ("code", "backward_code")),
         "tlhub.cuda.tensor_cores",
         "tlhub/cuda/tensor_cores.cuh",
         *(f"tlhub_attention/cuda/{name}.cuh" for name in ("call", "rows")),
-        *(f"tlhub_attention/cuda/backward_{name}.cuh" for name in ("call", "rows", "hopper", "ends")),
+        *(f"tlhub_attention/cuda/backward_{name}.cuh" for name in ("call", "rows", "tiles", "begin", "ends")),
+        *(f"tlhub_attention/cuda/backward_{name}.cuh" for name in ("memory", "steps", "hopper", "wide", "kernel")),
     ),
     priority=20,
-    experimental=True,
-    doc="TMA and wgmma, five products under way beside the exponentials; up to 128 channels, any length and stride",
+    doc="TMA and wgmma, five products under way beside the exponentials; up to 256 channels, any length and stride",
 )

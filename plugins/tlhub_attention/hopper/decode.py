@@ -5,8 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tlhub.specs import Config, DeviceFacts, Problem, Schedule
-from tlhub_attention.hopper import forward
+from tlhub_attention.cuda import decode_code
 from tlhub_attention.hopper.decode_plan import plans
+
+_ARCH = "cuda:sm_90a"
+
+
+def supports(problem: Problem, facts: DeviceFacts) -> str | None:
+    """Return why the schedule does not serve *problem*, or None."""
+    if facts.arch != _ARCH:
+        return f"it is for {_ARCH}, and this is {facts.arch}"
+    return decode_code.unserved(problem)
 
 
 def configs(problem: Problem, facts: DeviceFacts) -> Sequence[Config]:
@@ -18,23 +27,19 @@ def configs(problem: Problem, facts: DeviceFacts) -> Sequence[Config]:
 HOPPER_DECODE = Schedule(
     name="hopper",
     kernel="attention_decode",
-    kernel_revision=1,
-    revision=1,
+    kernel_revision=2,
+    revision=2,
     targets=("cuda",),
     toolchain="cuda",
     program="tlhub_attention.hopper.decode_program:program",
-    supports=forward.supports,
+    supports=supports,
     configs=configs,
-    symbolic=("B", "S", "H", "H_kv", "S_kv", "P", "page", "L"),
+    symbolic=decode_code.SYMBOLIC,
     sources=(
         *(f"tlhub_attention.hopper.decode{part}" for part in ("", "_plan", "_program")),
-        *forward.HOPPER.sources,  # what is the same
-        *(
-            f"tlhub_attention/cuda/{name}.cuh"
-            for name in ("decode_call", "decode_units", "decode_tile", "decode_combine", "decode_hopper")
-        ),
+        *decode_code.SOURCES,
+        "tlhub_attention/cuda/decode_hopper.cuh",
     ),
     priority=20,
-    experimental=True,
     doc="keys and values stream once through bulk tensor copies, in even shares of the SMs; contiguous or in pages",
 )

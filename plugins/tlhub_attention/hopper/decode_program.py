@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
+from dataclasses import replace
 
-from tlhub.build.program import Branch, CudaProgram, Launch, Parameter
-from tlhub.cuda import tensor_cores
+from tlhub.build.program import Branch, CudaProgram, Launch, Parameter, TensorMap
 from tlhub.specs import Config, Problem
-from tlhub_attention.cuda import code
-from tlhub_attention.hopper.decode_plan import KEYS, Plan
-from tlhub_attention.hopper.forward_plan import ITEM
+from tlhub_attention.cuda import code, decode_code
+from tlhub_attention.cuda.decode_plan import CHUNK, Plan
+from tlhub_attention.hopper.decode_plan import BARRIERS, threads
 
-_LEAST_PART, _SYMBOLIC_PART = 8, 16  # positions of a page that are copied at once
-_SLOTS = 4  # rows that a block of the kernel that adds up parts does at once
-_FILES: tuple[str | Path, ...] = (
-    *("rows.cuh", tensor_cores.FILE, "forward_hopper.cuh"),
-    *(f"decode_{part}.cuh" for part in ("call", "units", "tile", "combine", "hopper")),
-)
+_WIDTH = 64  # channels of a row in shared memory
 
-_SERVED = f"H_kv > 0 && H % H_kv == 0 && S < {code.MOST} && S_kv < {code.MOST}"
-"""The condition that there are heads, and that positions are ints. S_kv: how many keys a sequence has room for."""
+_LEAST_PART = 8  # positions of a page that are copied at once
 
 
 def program(problem: Problem, config: Config, arch: str) -> CudaProgram:
@@ -28,73 +21,55 @@ def program(problem: Problem, config: Config, arch: str) -> CudaProgram:
     chosen = [Plan.parse(text) for text in str(config["plans"]).split()]
     channels = int(problem.dim["D"]), int(problem.dim["D_v"])
     source = [
-        f"constexpr bool PAGED = {str(problem.option['paged']).lower()};",
+        decode_code.flags(problem),
         f"constexpr int PART = {_part(problem)};",
-        code.source(problem, *_FILES),
-        *(f"HOPPER_DECODE({plan.shared(*channels)}, {', '.join(map(str, plan))})\n" for plan in chosen),
+        code.source(problem, *decode_code.FILES, "decode_hopper.cuh"),
+        *(f"HOPPER_DECODE({plan.shared(*channels, BARRIERS)}, {', '.join(map(str, plan))})\n" for plan in chosen),
     ]
-    branches = (_branch(problem, plan, last=plan == chosen[-1]) for plan in chosen)
-    return CudaProgram(
-        "\n".join(source),
-        (*branches, Branch((_rows(problem),), _SERVED)),
-        values={"S_kv": "L * page"} if problem.option["paged"] else {},
+    branches = (_branch(problem, plan, channels, last=plan == chosen[-1]) for plan in chosen)
+    by_rows, when = decode_code.rows(problem)
+    return CudaProgram("\n".join(source), (*branches, Branch((by_rows,), when)), values=decode_code.values(problem))
+
+
+def _branch(problem: Problem, plan: Plan, channels: tuple[int, int], last: bool) -> Branch:
+    """Return the branch of a plan; *last*: it is for any number of rows."""
+    maps = tuple(_map(problem, name, _part(problem)) for name in "kv")
+    launch = Launch(
+        kernel=f"decode_{plan.rows}",
+        grid=(plan.grid, 1, 1),
+        block=(threads(plan), 1, 1),
+        parameters=(*maps, Parameter("void *", "WORKSPACE"), *decode_code.parameters(problem)),
+        shared=plan.shared(*channels, BARRIERS),
+        programmatic=True,
     )
+    fits = [*(code.mappable(name, decode_code.ITEM) for name in "kv"), *_whole_parts(problem)]
+    when = " && ".join([*decode_code.served(plan, last), *fits])
+    return Branch((launch,), when, workspace=plan.scratch(channels[1]))
 
 
-def _branch(problem: Problem, plan: Plan, last: bool) -> Branch:
-    """Return the branch of a plan: its kernel, and the one that adds up the parts of tiles."""
-    d, d_v = int(problem.dim["D"]), int(problem.dim["D_v"])
-    rows = "S * (H / H_kv)"
-    units = f"B * H_kv * CEIL_DIV({rows}, {plan.rows}) * (CEIL_DIV(S_kv, {KEYS}) + 1)"
-    fits = [_SERVED, *(code.mappable(name, ITEM) for name in "kv"), f"{units} < {code.MOST}"]
-    values = (Parameter("void *", "WORKSPACE"), *_parameters(problem))
-    maps = tuple(code.tensor_map(problem, name, (64, _part(problem))) for name in "kv")
-    launches = (
-        Launch(
-            kernel=f"decode_{plan.rows}",
-            grid=("SMS", 1, 1),
-            block=(plan.threads, 1, 1),
-            parameters=(*maps, *values),
-            shared=plan.shared(d, d_v),
-            programmatic=True,
-        ),
-        Launch(
-            kernel=f"combine_{plan.rows}",
-            grid=("SMS", f"({rows} < {plan.rows} ? CEIL_DIV({rows}, {_SLOTS}) : {plan.rows // _SLOTS})", 1),
-            block=(64 * _SLOTS, 1, 1),
-            parameters=values,
-            programmatic=True,
-        ),
+def _map(problem: Problem, name: str, positions: int) -> TensorMap:
+    """Return the tensor map of array *name*, in boxes of positions of one head.
+
+    A box has all channels in rows of 64, so that memory is read in order, or where 64 does not divide them 64 of them.
+    """
+    flat = code.tensor_map(problem, name, (_WIDTH, positions))
+    channels = int(problem.dim["D" if name == "k" else "D_v"])
+    width, rows = (_WIDTH, channels // _WIDTH) if channels % _WIDTH == 0 else (channels, 1)
+    return replace(
+        flat,
+        dims=(width, rows, *flat.dims[1:]),
+        strides=(_WIDTH * decode_code.ITEM, *flat.strides),
+        box=(_WIDTH, rows, positions, 1, 1),
+        promotion=128,  # measured: with 256 memory is read 1% slower
     )
-    when = [*fits, *_whole_parts(problem), *([] if last else [f"{rows} <= {plan.rows}"])]
-    return Branch(launches, " && ".join(when), workspace=plan.scratch(d_v))
-
-
-def _rows(problem: Problem) -> Launch:
-    rows = "CEIL_DIV(B * H * S, 4)"
-    grid = (f"({rows} < SMS * 16 ? {rows} : SMS * 16)", 1, 1)
-    return Launch("decode_rows", grid, (128, 1, 1), _parameters(problem))
 
 
 def _part(problem: Problem) -> int:
-    """Return how many keys a bulk copy brings: all of a unit's, or as many as are of one page."""
-    if not problem.option["paged"]:
-        return KEYS
-    page = problem.dim["page"]
-    return max(_LEAST_PART, math.gcd(page, KEYS)) if isinstance(page, int) else _SYMBOLIC_PART
+    """Return how many keys a bulk copy brings: all of a chunk's, or as many as are of one page."""
+    page = problem.dim["page"] if problem.option["paged"] else CHUNK
+    return max(_LEAST_PART, math.gcd(page, CHUNK)) if isinstance(page, int) else CHUNK
 
 
 def _whole_parts(problem: Problem) -> list[str]:
     """Return the condition that no part lies in two pages."""
     return [f"page > 0 && page % {_part(problem)} == 0"] if problem.option["paged"] else []
-
-
-def _parameters(problem: Problem) -> tuple[Parameter, ...]:
-    """Return the values of decode_call.cuh's DECODE_PARAMETERS."""
-    table = ("DATA(table)", "STRIDE(table, 0)", "STRIDE(table, 1)", "page") if problem.option["paged"] else ("0",) * 4
-    return (
-        *code.parameters(problem),
-        Parameter("void *", "DATA(lengths)"),
-        Parameter("int64_t", "STRIDE(lengths, 0)"),
-        *map(Parameter, ("void *", "int64_t", "int64_t", "int"), table),
-    )

@@ -41,7 +41,7 @@ def configs(problem: Problem, facts: DeviceFacts) -> Sequence[Config]:
 HOPPER = Schedule(
     name="hopper",
     kernel="attention",
-    kernel_revision=1,
+    kernel_revision=2,
     revision=1,
     targets=("cuda",),
     toolchain="cuda",
@@ -54,7 +54,7 @@ HOPPER = Schedule(
         "tlhub_attention.cuda.code",
         "tlhub.cuda.tensor_cores",
         "tlhub/cuda/tensor_cores.cuh",
-        *(f"tlhub_attention/cuda/{name}.cuh" for name in ("call", "rows", "forward_hopper")),
+        *(f"tlhub_attention/cuda/{name}.cuh" for name in ("call", "rows", "softmax", "forward_hopper")),
     ),
     priority=20,
     doc="TMA and wgmma, softmax beside the products, longest tiles first; up to 256 channels, any length and stride",

@@ -62,11 +62,11 @@ class Plan(NamedTuple):
         """Return the bytes of shared memory of a block: q, two rings, what is staged, and barriers."""
         return self._beside(d, d_v, self.tiles(d, d_v, item)) + self.buffers(d, d_v, item) * self._chunks(d_v, item)
 
-    def price(self, d: int, d_v: int, item: int) -> str:
-        """Return what a tile is expected to take, as a C expression: keys, what a block has besides, and what a tile
-        has that does not begin as another ends. The numbers are fitted to times on an H200."""
+    def price(self, d: int, d_v: int, item: int, keys: str = "S_kv") -> str:
+        """Return what a tile is expected to take, as a C expression: its *keys*, what a block has besides, and what a
+        tile has that does not begin as another ends. The numbers are fitted to times on an H200."""
         alone = 64 if self.tiles(d, d_v, item) == 1 else 0
-        return f"(CEIL_DIV(S_kv, {self.keys}) * {self.keys + 35} + {alone})"
+        return f"(CEIL_DIV({keys}, {self.keys}) * {self.keys + 35} + {alone})"
 
     def _chunks(self, d_v: int, item: int) -> int:
         """Return the bytes of a chunk of o of each warp."""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tlhub.specs import Problem
+from tlhub_attention.contracts.forward import FLOAT8
 from tlhub_attention.references.rows import Array
 
 Call = Callable[[], Any]
@@ -85,9 +86,11 @@ def refuse(problem: Problem, scalars: Mapping[str, float], lse: bool = False) ->
     dtypes = {name: dtype for name, dtype in problem.dtypes if name in ("dout", "q", "k", "v", "o")}
     if scalars["window"] > 0 or scalars["softcap"]:
         raise NotImplementedError("it has no window or softcap")
+    if problem.option["alibi"]:
+        raise NotImplementedError("it has no bias by distance")
     if problem.option.get("lse") and not lse:
         raise NotImplementedError("it has no lse")
-    if len(set(dtypes.values())) > 1 or not hasattr(torch, dtypes["q"]):
+    if len(set(dtypes.values())) > 1 or dtypes["q"] in FLOAT8 or not hasattr(torch, dtypes["q"]):
         raise NotImplementedError(f"it does not take {', '.join(f'{n} {d}' for n, d in dtypes.items())}")
 
 

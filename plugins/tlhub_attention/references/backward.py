@@ -9,7 +9,19 @@ import numpy as np
 
 from tlhub.specs import Problem
 from tlhub_attention.references.forward import attend
-from tlhub_attention.references.rows import NORMAL, ROUNDOFF, SMALLEST, Array, Rows, blocks, size, weigh
+from tlhub_attention.references.rows import (
+    NORMAL,
+    ROUNDOFF,
+    SMALLEST,
+    Array,
+    Rows,
+    blocks,
+    rounded,
+    size,
+    slopes,
+    weigh,
+    wide,
+)
 
 
 class _Gradients(Rows):
@@ -21,15 +33,21 @@ class _Gradients(Rows):
     """
 
     def __init__(
-        self, problem: Problem, scalars: Mapping[str, float], x: Mapping[str, Array], first: int, queries: int
+        self,
+        problem: Problem,
+        scalars: Mapping[str, float],
+        x: Mapping[str, Array],
+        slope: float,
+        first: int,
+        queries: int,
     ) -> None:
-        super().__init__(problem, scalars, x["q"], x["k"], first, queries)
+        super().__init__(problem, scalars, x["q"], x["k"], slope, first, queries)
         self.dout, self.o, self.v, self.lse = x["dout"], x["o"], x["v"], x["lse"][:, None]
         self.live = self.seen & (self.lse != -np.inf)
         self.weights = np.where(self.live, np.exp(self.logits - self.lse), 0.0)
         delta = (self.dout * self.o).sum(axis=1, keepdims=True)
         self.pull = np.where(self.live, self.dout @ self.v.T - delta, 0.0)
-        self.slope = np.where(self.live, 1.0 - (self.logits / self.cap) ** 2 if self.cap else 1.0, 0.0)
+        self.slope = np.where(self.live, 1.0 - (self.products / self.cap) ** 2 if self.cap else 1.0, 0.0)
         self.ds = self.weights * self.pull * self.slope
 
 
@@ -45,18 +63,18 @@ class _Place(NamedTuple):
 def _rows(
     problem: Problem, inputs: Mapping[str, Array], scalars: Mapping[str, float]
 ) -> Iterator[tuple[_Place, _Gradients]]:
-    wide = {name: x.astype(np.float64) for name, x in inputs.items()}
-    q, k, v = (wide[n] for n in "qkv")
+    given = wide(inputs)
+    q, k, v = (given[n] for n in "qkv")
     for b, h, g, at in blocks(q, k):
-        x = {name: wide[name][b, at, h] for name in ("dout", "q", "o")}
-        x |= {"k": k[b, :, g], "v": v[b, :, g], "lse": wide["lse"][b, h, at]}
-        yield _Place(b, h, g, at), _Gradients(problem, scalars, x, at.start, q.shape[1])
+        x = {name: given[name][b, at, h] for name in ("dout", "q", "o")}
+        x |= {"k": k[b, :, g], "v": v[b, :, g], "lse": given["lse"][b, h, at]}
+        yield _Place(b, h, g, at), _Gradients(problem, scalars, x, given["slopes"][h], at.start, q.shape[1])
 
 
 def reference(problem: Problem, inputs: Mapping[str, Array], scalars: Mapping[str, float]) -> tuple[Array, ...]:
     """Return dq, dk and dv in float64, of the shapes of q, k and v.
 
-    *inputs*: dout, q, k, v, o and lse as the contract lays them out; o and lse are taken as they are given.
+    *inputs*: as the contract lays them out; o and lse are taken as they are given.
     """
     dq, dk, dv = (np.zeros(inputs[n].shape, like=inputs[n]) for n in "qkv")
     scale = float(scalars["scale"])
@@ -71,9 +89,10 @@ def reference(problem: Problem, inputs: Mapping[str, Array], scalars: Mapping[st
 def prepare(
     problem: Problem, inputs: Mapping[str, Array], scalars: Mapping[str, float], rng: np.random.Generator | None = None
 ) -> dict[str, Array]:
-    """Return o and lse of the forward of q, k and v in float64: the inputs that the others determine."""
-    o, lse = attend(problem, inputs, scalars)
-    return {"o": o, "lse": lse}
+    """Return slopes, where there are some, and o and lse of the forward in float64: what the others determine."""
+    given = slopes(problem)
+    o, lse = attend(problem, {**inputs, **given}, scalars)
+    return {"o": o, "lse": lse, **given}
 
 
 def tolerance(
@@ -82,12 +101,13 @@ def tolerance(
     """Return the largest errors allowed of dq, dk and dv, element-wise and absolute.
 
     First order and with gemm's factor 2, as the forward's. u is the accumulator's unit roundoff, u_x that of x's dtype,
-    P the weights, a = dout v^T - delta, c the soft cap's slope 1 - (s / softcap)^2 (1 without one), dS = P a c; n the
-    keys that a query sees, m the queries that see a key, of all heads that share it. o and lse are taken as given.
+    P the weights, a = dout v^T - delta, p the logits before the bias b, c the soft cap's slope 1 - (p / softcap)^2 (1
+    without one), dS = P a c; n the keys that a query sees, m the queries that see a key, of all heads that share it. o
+    and lse are taken as given.
 
-    - the product of a pair errs by e = 2 (D + 4) u scale (|q||k|), its logit with the change of base and the
-      subtraction of lse by e' = e + 4 u (|s| + |lse| + 1), the exponential's 2 ulp among them, and so P by P e'; below
-      the accumulator's least normal number it may be taken as 0, and so may dS;
+    - the product of a pair errs by e = 2 (D + 4) u scale (|q||k|), its logit with the bias, the change of base and the
+      subtraction of lse by e' = e + 4 u (|p| + |b| + |lse| + 1), the exponential's 2 ulp among them, and so P by P e';
+      below the accumulator's least normal number it may be taken as 0, and so may dS;
     - a errs by f = 2 (D_v + 4) u (|dout||v| + |dout||o|) + 2 u |a|: two products of D_v terms and a subtraction;
     - c errs by g = 2 c e / |softcap| + 16 u: c' = -2 t (1 - t^2) / softcap for t = tanh, |t| <= 1, and a tanh within a
       few ulp, squared near 1; without a soft cap by 0;
@@ -113,10 +133,10 @@ def tolerance(
             q, k, dout = size(rows.q), size(rows.k), size(rows.dout)
             weights, ds, live = size(rows.weights), size(rows.ds), rows.live
             count = live.sum(axis=1)[:, None]
-            bounds[0][b, at, h] += scale * ((ds_error + _rounded(ds, live, dtypes["k"])) @ k)
+            bounds[0][b, at, h] += scale * ((ds_error + rounded(ds, live, dtypes["k"])) @ k)
             bounds[0][b, at, h] += scale * 2 * (count + 8) * u * (ds @ k)
-            moved[0][b, :, g] += scale * ((ds_error + _rounded(ds, live, dtypes["q"])).T @ q)
-            moved[1][b, :, g] += (weight_error + _rounded(weights, live, dtypes["dout"])).T @ dout
+            moved[0][b, :, g] += scale * ((ds_error + rounded(ds, live, dtypes["q"])).T @ q)
+            moved[1][b, :, g] += (weight_error + rounded(weights, live, dtypes["dout"])).T @ dout
             sums[0][b, :, g] += scale * (ds.T @ q)
             sums[1][b, :, g] += weights.T @ dout
             pairs[b, :, g] += live.sum(axis=0)[:, None]
@@ -129,18 +149,11 @@ def _errors(rows: _Gradients, acc: str) -> tuple[Array, Array]:
     u, least = ROUNDOFF[acc], np.where(rows.live, NORMAL[acc], 0.0)
     weights, pull, slope = size(rows.weights), size(rows.pull), size(rows.slope)
     dout, v, o = size(rows.dout), size(rows.v), size(rows.o)
-    product = np.where(rows.live, 2 * (rows.q.shape[1] + 4) * u * rows.products(), 0.0)
-    logit = product + 4 * u * (size(rows.logits) + size(rows.lse) + 1)
+    product = np.where(rows.live, 2 * (rows.q.shape[1] + 4) * u * rows.reach(), 0.0)
+    logit = product + 4 * u * (size(rows.products) + size(rows.bias) + size(rows.lse) + 1)
     weight = size(weights * logit) + least
     reach = dout @ v.T + (dout * o).sum(axis=1, keepdims=True)
     moved = 2 * (rows.v.shape[1] + 4) * u * reach + 2 * u * pull
     bend = 2 * slope * product / abs(rows.cap) + 16 * u if rows.cap else 0.0
     ds = slope * (weight * pull + weights * moved) + weights * pull * bend + 2 * u * size(rows.ds)
     return weight, size(ds) + least
-
-
-def _rounded(weights: Array, live: Array, dtype: str) -> Array:
-    """Return by how much *weights* err that are rounded to *dtype* for a product."""
-    if dtype in ("float64", "float32"):
-        return np.zeros(weights.shape, like=weights)
-    return ROUNDOFF[dtype] * weights + np.where(live, SMALLEST[dtype] / 2, 0.0)

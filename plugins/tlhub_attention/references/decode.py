@@ -9,13 +9,14 @@ import numpy as np
 from tlhub.specs import Problem
 from tlhub_attention.references import forward as attention
 from tlhub_attention.references import sequences
-from tlhub_attention.references.rows import Array
+from tlhub_attention.references.rows import Array, slopes
 
 
 def split(
     problem: Problem, inputs: Mapping[str, Array], outputs: tuple[Array, ...]
 ) -> Iterator[tuple[dict[str, Array], tuple[Array, ...]]]:
-    """Yield q, k and v of each sequence as a batch of one, its valid keys in order, and its part of *outputs*."""
+    """Yield q, k and v of each sequence as a batch of one, its valid keys in order, with the slopes of all, and its
+    part of *outputs*."""
     for b, length in enumerate(map(int, inputs["lengths"])):
         one = {"q": inputs["q"][b : b + 1]}
         for name in "kv":
@@ -25,7 +26,7 @@ def split(
                 one[name] = array[pages].reshape(1, len(pages) * array.shape[1], *array.shape[2:])[:, :length]
             else:
                 one[name] = array[b : b + 1, :length]
-        yield one, tuple(o[b : b + 1] for o in outputs)
+        yield one | sequences.shared(inputs), tuple(o[b : b + 1] for o in outputs)
 
 
 def reference(problem: Problem, inputs: Mapping[str, Array], scalars: Mapping[str, float]) -> tuple[Array, ...]:
@@ -58,7 +59,7 @@ def prepare(
     else:
         lengths = rng.integers(0, room + 1, count)
     if not paged:
-        return {"lengths": lengths}
+        return {"lengths": lengths, **slopes(problem)}
     entries = count * int(dim["L"])
     places = rng.permutation(pages)[:entries] if entries <= pages else rng.integers(0, max(pages, 1), entries)
-    return {"lengths": lengths, "table": places.reshape(count, int(dim["L"]))}
+    return {"lengths": lengths, "table": places.reshape(count, int(dim["L"])), **slopes(problem)}

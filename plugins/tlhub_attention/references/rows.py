@@ -26,7 +26,14 @@ ROUNDOFF = {
 }
 # The least normal number, below which results may be taken as 0, and the least number.
 NORMAL = {"float64": 2.0**-1022, "float32": 2.0**-126}
-SMALLEST = {"float64": 2.0**-1074, "float32": 2.0**-149, "float16": 2.0**-24, "bfloat16": 2.0**-133}
+SMALLEST = {
+    "float64": 2.0**-1074,
+    "float32": 2.0**-149,
+    "float16": 2.0**-24,
+    "bfloat16": 2.0**-133,
+    "float8_e4m3fn": 2.0**-9,
+    "float8_e5m2": 2.0**-16,
+}
 
 _LOGITS = 1 << 26
 """Logits that are computed at a time, at least a row."""
@@ -35,11 +42,19 @@ _LOGITS = 1 << 26
 class Rows:
     """Queries q (rows, D) of a head, from number *first* of *queries* on, and its keys k (S_kv, D).
 
-    ``seen`` (rows, S_kv): whether the mask shows the key; ``logits``: -inf where it does not.
+    *slope*: what the head's logits lose with each place of distance. ``seen`` (rows, S_kv): whether the mask shows the
+    key; ``products``: scale q k^T, capped; ``bias``: what is added to those; ``logits``: -inf where the mask hides.
     """
 
     def __init__(
-        self, problem: Problem, scalars: Mapping[str, float], q: Array, k: Array, first: int, queries: int
+        self,
+        problem: Problem,
+        scalars: Mapping[str, float],
+        q: Array,
+        k: Array,
+        slope: float,
+        first: int,
+        queries: int,
     ) -> None:
         scale, cap, window = float(scalars["scale"]), float(scalars["softcap"]), int(scalars["window"])
         rows, keys = len(q), len(k)
@@ -50,14 +65,15 @@ class Rows:
             self.seen &= place <= last
         if window > 0:
             self.seen &= place > last - window
-        logits = (q * scale) @ k.T if q.shape[1] else np.zeros((rows, keys), like=q)
+        self.products = (q * scale) @ k.T if q.shape[1] else np.zeros((rows, keys), like=q)
         if cap:
-            logits = cap * np.tanh(logits / cap)
-        self.logits = np.where(self.seen, logits, -np.inf)
+            self.products = cap * np.tanh(self.products / cap)
+        self.bias = -slope * np.abs(last - place) if problem.option["alibi"] else np.zeros((), like=q)
+        self.logits = np.where(self.seen, self.products + self.bias, -np.inf)
         self.q, self.k, self.scale, self.cap = q, k, scale, cap
 
-    def products(self) -> Array:
-        """Return |scale| |q| |k|^T, what the rounding of logits grows with."""
+    def reach(self) -> Array:
+        """Return |scale| |q| |k|^T, what the rounding of products grows with."""
         return abs(self.scale) * (np.abs(self.q) @ np.abs(self.k).T)
 
 
@@ -71,6 +87,15 @@ def blocks(q: Array, k: Array) -> Iterator[tuple[int, int, int, slice]]:
                 yield b, h, h // group, slice(first, first + step)
 
 
+def wide(inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Return *inputs* in float64: arrays that have factors times these, and slopes of 0 where there are none."""
+    found = {name: x.astype(np.float64) for name, x in inputs.items()}
+    for name in "qkv":
+        if f"{name}_scale" in found:
+            found[name] *= found[f"{name}_scale"][:, None, :, None]
+    return {"slopes": np.zeros(inputs["q"].shape[2]), **found}
+
+
 def weigh(weights: Array, live: Array, x: Array) -> Array:
     """Return weights x, in which rows of *x* take no part where they are not *live*, even if they are NaN."""
     if np.isfinite(x).all():
@@ -79,6 +104,20 @@ def weigh(weights: Array, live: Array, x: Array) -> Array:
     for i, taken in enumerate(live):
         out[i] = weights[i, taken] @ x[taken]
     return out
+
+
+def rounded(weights: Array, live: Array, dtype: str, unit: Array | float = 1.0) -> Array:
+    """Return by how much *weights* err that are rounded to *dtype* for a product. *unit*: what is 1 then."""
+    if dtype in ("float64", "float32"):
+        return np.zeros(weights.shape, like=weights)
+    return ROUNDOFF[dtype] * weights + np.where(live, unit * (SMALLEST[dtype] / 2), 0.0)
+
+
+def slopes(problem: Problem) -> dict[str, Array]:
+    """Return the usual slopes by name, 2^(-8 h / H) for head h from 1 on, where the problem has some."""
+    heads = int(problem.dim["H"])
+    usual = np.exp2(-8.0 * np.arange(1, heads + 1) / max(heads, 1)).astype(np.float32)
+    return {"slopes": usual} if problem.option["alibi"] else {}
 
 
 def size(x: Array) -> Array:

@@ -16,6 +16,11 @@ Split: TypeAlias = "Callable[[Problem, Arrays, tuple[Array, ...]], Iterator[tupl
 and the views of *outputs* that are its own."""
 
 
+def shared(inputs: Arrays) -> dict[str, Array]:
+    """Return those of *inputs* that are the same for all sequences."""
+    return {name: x for name, x in inputs.items() if name == "slopes"}
+
+
 def reference(
     split: Split,
     compute: Callable[[Problem, Arrays, Mapping[str, float]], tuple[Array, ...]],

@@ -9,7 +9,7 @@ import numpy as np
 from tlhub.specs import Problem
 from tlhub_attention.references import forward as attention
 from tlhub_attention.references import sequences
-from tlhub_attention.references.rows import Array
+from tlhub_attention.references.rows import Array, slopes
 
 
 def places(inputs: Mapping[str, Array]) -> Iterator[tuple[slice, slice]]:
@@ -22,10 +22,10 @@ def places(inputs: Mapping[str, Array]) -> Iterator[tuple[slice, slice]]:
 def split(
     problem: Problem, inputs: Mapping[str, Array], outputs: tuple[Array, ...]
 ) -> Iterator[tuple[dict[str, Array], tuple[Array, ...]]]:
-    """Yield q, k and v of each sequence as a batch of one, and its part of *outputs*."""
+    """Yield q, k and v of each sequence as a batch of one, with the slopes of all, and its part of *outputs*."""
     for rows, keys in places(inputs):
         one = {name: inputs[name][None, rows if name == "q" else keys] for name in "qkv"}
-        yield one, (outputs[0][None, rows], *(lse[None, :, rows] for lse in outputs[1:]))
+        yield one | sequences.shared(inputs), (outputs[0][None, rows], *(lse[None, :, rows] for lse in outputs[1:]))
 
 
 def reference(problem: Problem, inputs: Mapping[str, Array], scalars: Mapping[str, float]) -> tuple[Array, ...]:
@@ -47,7 +47,7 @@ def prepare(
     problem: Problem, inputs: Mapping[str, Array], scalars: Mapping[str, float], rng: np.random.Generator | None
 ) -> dict[str, Array]:
     """Return where sequences begin and end: anywhere, so some are empty; equally far apart in a measurement, which has
-    no *rng*."""
+    no *rng*. And slopes, where there are some."""
     count = int(problem.dim["N1"])
 
     def cut(tokens: int) -> Array:
@@ -55,4 +55,4 @@ def prepare(
             return np.linspace(0, tokens, count).round()
         return np.sort(rng.integers(0, tokens + 1, count))
 
-    return {"starts": cut(int(problem.dim["T"])), "starts_kv": cut(int(problem.dim["T_kv"]))}
+    return {"starts": cut(int(problem.dim["T"])), "starts_kv": cut(int(problem.dim["T_kv"])), **slopes(problem)}

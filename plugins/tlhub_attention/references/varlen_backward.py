@@ -17,11 +17,12 @@ from tlhub_attention.references.rows import Array
 def split(
     problem: Problem, inputs: Mapping[str, Array], outputs: tuple[Array, ...]
 ) -> Iterator[tuple[dict[str, Array], tuple[Array, ...]]]:
-    """Yield dout, q, k, v, o and lse of each sequence as a batch of one, and its part of *outputs*."""
+    """Yield what ``attention_bwd`` takes of each sequence, as a batch of one, and its part of *outputs*."""
     dq, dk, dv = outputs
     for rows, keys in varlen_reference.places(inputs):
         one = {name: inputs[name][None, keys if name in "kv" else rows] for name in ("dout", "q", "k", "v", "o")}
-        yield {**one, "lse": inputs["lse"][None, :, rows]}, (dq[None, rows], dk[None, keys], dv[None, keys])
+        one |= {"lse": inputs["lse"][None, :, rows], **sequences.shared(inputs)}
+        yield one, (dq[None, rows], dk[None, keys], dv[None, keys])
 
 
 def reference(problem: Problem, inputs: Mapping[str, Array], scalars: Mapping[str, float]) -> tuple[Array, ...]:
@@ -40,9 +41,9 @@ def tolerance(
 def prepare(
     problem: Problem, inputs: Mapping[str, Array], scalars: Mapping[str, float], rng: np.random.Generator | None
 ) -> dict[str, Array]:
-    """Return where sequences begin and end, and o and lse of the forward of each, in float64."""
-    starts = varlen_reference.prepare(problem, inputs, scalars, rng)
+    """Return where sequences begin and end, slopes, and o and lse of the forward of each, in float64."""
+    given = varlen_reference.prepare(problem, inputs, scalars, rng)
     o, lse = np.zeros(inputs["o"].shape, like=inputs["o"]), np.zeros(inputs["lse"].shape, like=inputs["o"]) - np.inf
-    for one, (view, view_lse) in varlen_reference.split(problem, {**inputs, **starts}, (o, lse)):
+    for one, (view, view_lse) in varlen_reference.split(problem, {**inputs, **given}, (o, lse)):
         view[...], view_lse[...] = attend(problem, one, scalars)
-    return {"o": o, "lse": lse, **starts}
+    return {"o": o, "lse": lse, **given}

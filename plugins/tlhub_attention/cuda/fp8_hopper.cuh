@@ -1,0 +1,464 @@
+/* Attention of 8-bit floats on Hopper's tensor cores (sm_90a): the schedule of forward_hopper.cuh, and parts of it, with
+ * products of 32 channels or keys at a time.
+ *
+ * Those take tiles in shared memory along K alone. That is how keys lie for the logits, and values do not for the sum, so
+ * a kernel ahead writes V across to scratch memory, channel by channel. It orders the keys there as a thread has their
+ * weights, and so these are an operand as they are.
+ *
+ * Weights are e4m3, whose numbers from 2**-6 to 448 have four bits: they are computed 2**RAISE times as large, which
+ * leaves room for peaks that move by SLACK. Their sum is of what they are before they are rounded.
+ *
+ * A tensor core cuts each of the products that it adds up 13 bits below the largest number there, the sum so far among
+ * them. So a sum in it is of one block of keys, and what has been summed before is added by the CUDA cores.
+ */
+
+/* The row of query i, by a warp, factors and all. */
+__device__ __forceinline__ void attend_row(const Scaled &call, int b, int h, int i) {
+  int kv_head = h / (call.heads / call.kv_heads);
+  Call of_head = call;
+  of_head.scale *= call.of_logits(b, h, kv_head);
+  attend_row(of_head, b, h, i, call.of_output(b, kv_head));
+}
+
+namespace fp8 {
+
+using namespace hopper;
+
+template <int GROUPS_, int BN_, int TILES_, int BUFFERS_> struct Plan { /* as forward_hopper.cuh's */
+  static constexpr int GROUPS = GROUPS_, BM = 64 * GROUPS, BN = BN_;
+  static constexpr int TILES = TILES_, STAGES = 2, BUFFERS = BUFFERS_;
+  static constexpr int THREADS = (GROUPS + 1) * GROUP;
+  static constexpr int PRODUCER_REGISTERS = GROUPS == 3 ? 32 : 40, CONSUMER_REGISTERS = GROUPS == 3 ? 160 : 232;
+
+  static constexpr int ROW = D <= 64 ? 64 : 128, BOXES = (D + ROW - 1) / ROW, STEPS = (D + 31) / 32; /* of q and k */
+  static constexpr int CHANNELS = round_up(D_V, 32);                                                 /* of v and o */
+  static constexpr int PART = CHANNELS <= 128 ? CHANNELS : CHANNELS <= 192 ? CHANNELS / 2 : 32; /* of a sum, at once */
+  static constexpr int PARTS = CHANNELS / PART;
+  static constexpr int CHUNK = sizeof(O) == 4 || CHANNELS % 64 != 0 ? 32 : 64;
+
+  static constexpr int Q_BOX = BM * ROW, K_BOX = BN * ROW; /* bytes */
+  static constexpr int Q_BYTES = BOXES * Q_BOX, K_BYTES = BOXES * K_BOX, V_BYTES = CHANNELS * BN;
+  static constexpr int CHUNK_BYTES = 16 * CHUNK * int(sizeof(O));
+  static constexpr int AT_K = TILES * Q_BYTES, AT_V = AT_K + STAGES * K_BYTES, AT_STAGING = AT_V + STAGES * V_BYTES;
+  static constexpr int AT_BARRIERS = AT_STAGING + 4 * GROUPS * BUFFERS * CHUNK_BYTES;
+  static constexpr int BYTES = AT_BARRIERS + 8 * (2 * TILES + 4 * STAGES);
+
+  static_assert(BN % 32 == 0 && BN <= 256, "a product is of 32 keys at a time, and a box of at most 256");
+};
+
+/* The tiles of a call with factors. */
+template <class P> struct ScaledTiles : Tiles<P> {
+  const Scaled &scaled;
+
+  __device__ __forceinline__ explicit ScaledTiles(const Scaled &call) : Tiles<P>(call), scaled(call) {}
+  __device__ __forceinline__ const Scaled &of(const Tile &) const { return scaled; }
+};
+
+/* -- V across ------------------------------------------------------------------------------------ */
+
+/* Scratch memory has V as stages of the ring are to hold it, so that a block of keys is one copy: of each 32 keys, for a
+ * step of a product, the channels one after the other, swizzled by the 32 bytes that a channel has.
+ *
+ * A thread has the weights of keys 8 j + 2 t and the one after, t being lane % 4, and is to give four side by side: those
+ * of j = 0 and 1 for places 4 t to 4 t + 3. So it is 16 keys that change places among themselves. */
+constexpr int ACROSS_KEYS = 128, ACROSS_THREADS = 256; /* of a block */
+
+struct Values { /* V across: of each head, places for so many keys, with zeros past the last, and past D_V */
+  uint8_t *across;
+  uint32_t places; /* of all heads an unsigned number, too */
+};
+
+/* The descriptor of 32 keys. */
+__device__ __forceinline__ uint64_t describe_across(uint32_t address) {
+  return 3ull << 62 | uint64_t(256 / 16) << 32 | uint64_t(1) << 16 | (address & 0x3ffff) >> 4;
+}
+
+/* Turn four words of four bytes about. */
+__device__ __forceinline__ void turn(uint32_t (&out)[4], uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  uint32_t low = __byte_perm(a, b, 0x5140), high = __byte_perm(a, b, 0x7362);
+  uint32_t low_after = __byte_perm(c, d, 0x5140), high_after = __byte_perm(c, d, 0x7362);
+  out[0] = __byte_perm(low, low_after, 0x5410), out[1] = __byte_perm(low, low_after, 0x7632);
+  out[2] = __byte_perm(high, high_after, 0x5410), out[3] = __byte_perm(high, high_after, 0x7632);
+}
+
+/* Lay a block's keys of one head across. */
+__device__ __forceinline__ void lay_across(const Call &call, const Values &values) {
+  constexpr int WORDS = D_V / 4, PARTS = D_V / 16, CHANNELS = (D_V + 31) / 32 * 32;
+  __shared__ alignas(16) uint32_t tile[ACROSS_KEYS * WORDS + ACROSS_KEYS];
+  auto place = [](int key) { return key * WORDS + key / 16 * 16; }; /* the next 16 keys are in other banks */
+  int places = values.places, tiles = (places + ACROSS_KEYS - 1) / ACROSS_KEYS, head = blockIdx.x / tiles;
+  int first = blockIdx.x % tiles * ACROSS_KEYS;
+  const T *v = call.v + call.of_v.at(head / call.kv_heads, first, head % call.kv_heads);
+#pragma unroll
+  for (int i = threadIdx.x; i < ACROSS_KEYS * PARTS; i += ACROSS_THREADS) {
+    int key = i / PARTS, part = i % PARTS;
+    uint4 bytes = {};
+    if (first + key < call.keys) {
+      bytes = *reinterpret_cast<const uint4 *>(v + key * call.of_v.position + part * 16);
+    }
+    *reinterpret_cast<uint4 *>(&tile[place(key) + part * 4]) = bytes;
+  }
+  __syncthreads();
+  uint8_t *across = values.across + (index_t(head) * places + first) * CHANNELS;
+#pragma unroll
+  for (int i = threadIdx.x; i < ACROSS_KEYS / 16 * (CHANNELS / 4); i += ACROSS_THREADS) {
+    int half = i % 2, word = i / 2 % (CHANNELS / 4), key = i / 2 / (CHANNELS / 4) * 32 + half * 16;
+    uint32_t channels[4][4] = {};
+    auto at = [&](int of) { return tile[place(key) + of * WORDS + word]; };
+#pragma unroll
+    for (int t = 0; t < 4; ++t) {
+      if (word < WORDS) turn(channels[t], at(2 * t), at(2 * t + 1), at(2 * t + 8), at(2 * t + 9));
+    }
+    if (first + key >= places) continue;
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      uint8_t *to = across + key / 32 * (32 * CHANNELS) + (word * 4 + c) * 32 + (half ^ word % 2) * 16;
+      *reinterpret_cast<uint4 *>(to) = {channels[0][c], channels[1][c], channels[2][c], channels[3][c]};
+    }
+  }
+}
+
+/* -- the producer -------------------------------------------------------------------------------- */
+
+/* Copy so many bytes to shared memory; they count for the barrier. */
+__device__ __forceinline__ void load_bytes(uint32_t to, const uint8_t *from, int bytes, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+
+template <class P>
+__device__ __forceinline__ void produce(
+    const TensorMap &map_q, const TensorMap &map_k, const Values &values, const Call &call,
+    Shared<P> shared) {
+  Tiles<P> tiles(call);
+  Ring<P::TILES> qs;
+  Ring<P::STAGES> ks, vs;
+  for (Tile t; tiles.next(t);) {
+    auto load_k = [&](int block) {
+      load<P::BOXES, P::ROW, P::K_BYTES>(shared.k(ks.stage), map_k, shared.k_full(ks.stage), shared.k_empty(ks.stage),
+                                         ks.phase, block * P::BN, t.kv_head, t.batch);
+      ks.next();
+    };
+    auto load_v = [&](int block) {
+      barrier_wait(shared.v_empty(vs.stage), vs.phase ^ 1);
+      barrier_expect(shared.v_full(vs.stage), P::V_BYTES);
+      uint32_t place = (t.batch * call.kv_heads + t.kv_head) * values.places + block * P::BN;
+      const uint8_t *from = values.across + uint64_t(place) * P::CHANNELS;
+      load_bytes(shared.v(vs.stage), from, P::V_BYTES, shared.v_full(vs.stage));
+      vs.next();
+    };
+    load_k(t.end - 1);
+    load<P::BOXES, P::ROW, P::Q_BYTES>(shared.q(qs.stage), map_q, shared.q_full(qs.stage), shared.q_empty(qs.stage),
+                                       qs.phase, t.query, t.head, t.batch);
+    qs.next();
+    for (int block = t.end - 1; block >= t.first; --block) {
+      if (block > t.first) load_k(block - 1);
+      load_v(block);
+    }
+  }
+}
+
+/* -- a consumer ---------------------------------------------------------------------------------- */
+
+constexpr float RAISE = 7, SLACK = 1.75f; /* below 448 together */
+
+/* Make weights of logits, as Softmax.weigh does, raised. */
+template <int N> __device__ __forceinline__ bool weigh(Softmax &x, float (&s)[N], float factor) {
+  float most[2];
+  bool moved = false;
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    most[row] = x.peak[row];
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      if (row_of(i) == row) most[row] = fmaxf(most[row], s[i]);
+    }
+    most[row] = fmaxf(most[row], __shfl_xor_sync(0xffffffff, most[row], 1));
+    most[row] = fmaxf(most[row], __shfl_xor_sync(0xffffffff, most[row], 2));
+    moved |= !((most[row] - x.peak[row]) * factor <= SLACK);
+  }
+  moved = __any_sync(0xffffffff, moved);
+  if (moved) {
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      float before = x.peak[row] * factor;
+      x.peak[row] = most[row];
+      x.correction[row] = exp2_fast(before - x.base(row, factor));
+      x.total[row] *= x.correction[row];
+    }
+  }
+  float subtract[2] = {x.base(0, factor) - RAISE, x.base(1, factor) - RAISE};
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    s[i] = exp2_fast(fmaf(s[i], factor, -subtract[row_of(i)]));
+    x.total[row_of(i)] += s[i];
+  }
+  return moved;
+}
+
+/* Four weights, rounded to nearest even. */
+__device__ __forceinline__ uint32_t pack_e4m3(float a, float b, float c, float d) {
+  uint32_t packed;
+  asm("{\n.reg .b16 low, high;\ncvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\nmov.b32 %0, {low, high};\n}"
+      : "=r"(packed)
+      : "f"(a), "f"(b), "f"(c), "f"(d));
+  return packed;
+}
+
+/* Products of tiles of 64 rows and 32 columns of A: Python writes them for each N, as tensor_cores.py does.
+ *
+ *   QK<N>::add(sum, q, k, add)   both tiles in shared memory, by their descriptors
+ *   PV<N>::add(sum, p, v, add)   p: four registers of four weights */
+template <int N> struct QK;
+template <int N> struct PV;
+
+/* CAPPED: logits are finished before their maximum is taken; else a factor above 0 is part of the exponent, and the rows
+ * of a head with another are computed again. */
+template <class P, bool CAPPED>
+__device__ __forceinline__ void consume(
+    const TensorMap &map_o, const Scaled &call, bool direct, Shared<P> shared, int group) {
+  Tiles<P> tiles(call);
+  int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+  Logits logits(call);
+  const float given = logits.factor;
+  float factor = CAPPED ? 1.f : given, slope; /* of the tile's head, before the factor */
+  Ring<P::TILES> qs;
+  Ring<P::STAGES> ks, vs;
+  float s[P::BN / 2], part[P::PART / 2], sum[P::CHANNELS / 2] = {};
+  uint32_t p[P::BN / 32][4];
+  Softmax softmax;
+  Tile t;
+  int query, whole_begin, whole_end; /* this warp's first, and the keys that all of this consumer's see */
+  bool lost = false;
+
+  auto release = [&](uint32_t empty) {
+    if (lane == 0) barrier_arrive(empty);
+  };
+  auto next_tile = [&] {
+    if (!tiles.next(t)) return false;
+    int top = t.query + group * 64;
+    query = top + warp * 16;
+    whole_begin = call.seen(min(top + 63, call.queries - 1)).begin, whole_end = call.seen(top).end;
+    softmax = Softmax();
+    if constexpr (SCALED) {
+      logits.factor = given * call.of_logits(t.batch, t.head, t.kv_head);
+      if (!CAPPED) factor = fmaxf(logits.factor, 1e-30f);
+    }
+    slope = call.slope(t.head) / factor;
+    return true;
+  };
+  auto start_logits = [&] {
+    barrier_wait(shared.q_full(qs.stage), qs.phase);
+    barrier_wait(shared.k_full(ks.stage), ks.phase);
+    await_turn(group);
+    uint32_t q = shared.q(qs.stage) + group * 64 * P::ROW, k = shared.k(ks.stage);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < P::STEPS; ++step) {
+      constexpr int IN_ROW = P::ROW / 32;
+      uint64_t a = describe<P::ROW>(q + step / IN_ROW * P::Q_BOX + step % IN_ROW * 32);
+      uint64_t b = describe<P::ROW>(k + step / IN_ROW * P::K_BOX + step % IN_ROW * 32);
+      QK<P::BN>::add(s, a, b, step > 0);
+    }
+    wgmma_commit();
+  };
+  auto start_part = [&](int i) {
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < P::BN / 32; ++step) {
+      uint64_t b = describe_across(shared.v(vs.stage) + step * 32 * P::CHANNELS + i * P::PART * 32);
+      PV<P::PART>::add(part, p[step], b, step > 0);
+    }
+    wgmma_commit();
+  };
+  auto start_sum = [&] {
+    barrier_wait(shared.v_full(vs.stage), vs.phase);
+    __syncwarp();
+    start_part(0);
+  };
+  auto end_logits = [&](int block) { /* from products to weights; tells whether the sum is to be corrected */
+    if (block == t.first) { /* the tile's last */
+      release(shared.q_empty(qs.stage));
+      qs.next();
+    }
+    if constexpr (CAPPED) {
+#pragma unroll
+      for (int j = 0; j < P::BN / 2; ++j) s[j] = logits.of(s[j]);
+    }
+    int begin = block * P::BN, column = begin + lane % 4 * 2; /* the first of this thread's */
+    if constexpr (ALIBI) {
+      int apart = call.place(query + lane / 4) - column;
+      bias(s, slope, {apart, apart + 8});
+    }
+    if (begin < whole_begin || begin + P::BN > whole_end) {
+      int low[2], high[2];
+#pragma unroll
+      for (int row = 0; row < 2; ++row) {
+        Keys seen = call.seen(query + lane / 4 + 8 * row);
+        low[row] = seen.begin - column, high[row] = seen.end - column;
+      }
+      hide(s, low, high);
+    }
+    bool moved = weigh(softmax, s, factor);
+    /* This always releases: the compiler cannot know it, and has the weights made before it waits for the sum. */
+    if (!(softmax.total[0] + softmax.total[1] < 0)) release(shared.k_empty(ks.stage));
+    ks.next();
+    return moved;
+  };
+  auto end_sum = [&] {
+#pragma unroll
+    for (int i = 0; i < P::PARTS; ++i) {
+      if (i > 0) start_part(i);
+      wgmma_wait<0>(part);
+#pragma unroll
+      for (int j = 0; j < P::PART / 2; ++j) {
+        float &x = sum[i * P::PART / 2 + j];
+        x += part[j];
+        if (P::PARTS > 1) asm volatile("" : "+f"(x)); /* before the next part, which is to have the same registers */
+      }
+    }
+    release(shared.v_empty(vs.stage));
+    vs.next();
+  };
+  auto pack_weights = [&] {
+#pragma unroll
+    for (int step = 0; step < P::BN / 32; ++step) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) { /* of row i % 2, the keys of i / 2 */
+        const float *x = &s[16 * step + i / 2 * 8 + i % 2 * 2];
+        p[step][i] = pack_e4m3(x[0], x[1], x[4], x[5]);
+      }
+    }
+  };
+  auto begin_tile = [&] {
+    start_logits();
+    give_turn((group + 1) % P::GROUPS);
+    wgmma_wait<0>(s);
+    end_logits(t.end - 1);
+    pack_weights();
+  };
+
+  if (group == P::GROUPS - 1) give_turn(0);
+  bool more = next_tile();
+  if (more) begin_tile();
+  while (more) {
+#pragma unroll 1
+    for (int block = t.end - 2; block >= t.first; --block) {
+      start_logits();
+      start_sum();
+      give_turn((group + 1) % P::GROUPS);
+      wgmma_wait<1>(s);
+      bool moved = end_logits(block);
+      end_sum();
+      if (moved) {
+#pragma unroll
+        for (int j = 0; j < P::CHANNELS / 2; ++j) sum[j] *= softmax.correction[row_of(j)];
+      }
+      pack_weights();
+    }
+    Tile done = t;
+    Softmax of_done = softmax;
+    of_done.peak[0] *= factor, of_done.peak[1] *= factor;
+    int query_done = query;
+    more = next_tile();
+    auto finish_done = [&] {
+      constexpr float LOWERED = 1.f / (1 << int(RAISE));
+      float output = LOWERED * call.of_output(done.batch, done.kv_head);
+      if (SCALED && !CAPPED && !(given * call.of_logits(done.batch, done.head, done.kv_head) >= 0)) {
+        output = __int_as_float(0x7fffffff), lost = true; /* NaN, to be mended */
+      }
+#pragma unroll
+      for (int j = 0; j < P::CHANNELS / 2; ++j) sum[j] *= output;
+      of_done.total[0] *= LOWERED, of_done.total[1] *= LOWERED;
+      lost |= finish<P>(sum, of_done, 1.f, map_o, call, direct, shared.staging(group * 4 + warp), done, query_done);
+#pragma unroll
+      for (int j = 0; j < P::CHANNELS / 2; ++j) sum[j] = 0;
+    };
+    if (P::TILES > 1 && more) {
+      start_logits();
+      start_sum();
+      give_turn((group + 1) % P::GROUPS);
+      wgmma_wait<1>(s);
+      end_logits(t.end - 1);
+      end_sum();
+      finish_done();
+      pack_weights();
+    } else {
+      start_sum();
+      end_sum();
+      finish_done();
+      if (more) begin_tile();
+    }
+  }
+  if (lane == 0) store_wait<0>();
+  if (__any_sync(0xffffffff, lost)) mend(ScaledTiles<P>(call), group);
+}
+
+/* -- the kernels --------------------------------------------------------------------------------- */
+
+/* One call, as forward_hopper.cuh's. */
+template <class P, bool CAPPED>
+__device__ __forceinline__ void attend(
+    const TensorMap &map_q, const TensorMap &map_k, const Values &values, const TensorMap &map_o, bool direct,
+    const Scaled &call) {
+  extern __shared__ __align__(1024) uint8_t memory[];
+  Shared<P> shared{shared_address(memory)};
+  if (threadIdx.x == P::GROUPS * GROUP) prefetch(map_q), prefetch(map_k), prefetch(map_o);
+  if (threadIdx.x == 0) {
+    constexpr int READERS = 4 * P::GROUPS; /* warps */
+    for (int tile = 0; tile < P::TILES; ++tile) {
+      barrier_init(shared.q_full(tile), 1);
+      barrier_init(shared.q_empty(tile), READERS);
+    }
+    for (int stage = 0; stage < P::STAGES; ++stage) {
+      barrier_init(shared.k_full(stage), 1);
+      barrier_init(shared.k_empty(stage), READERS);
+      barrier_init(shared.v_full(stage), 1);
+      barrier_init(shared.v_empty(stage), READERS);
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  __syncthreads();
+  wait_for_previous();
+  start_next();
+
+  int group = __shfl_sync(0xffffffff, threadIdx.x / GROUP, 0);
+  if (group == P::GROUPS) {
+    give_registers<P::PRODUCER_REGISTERS>();
+    if (threadIdx.x == P::GROUPS * GROUP) fp8::produce<P>(map_q, map_k, values, call, shared);
+    __syncwarp();
+  } else {
+    take_registers<P::CONSUMER_REGISTERS>();
+    fp8::consume<P, CAPPED>(map_o, call, direct, shared, group);
+  }
+}
+
+}  // namespace fp8
+
+extern "C" __global__ void __launch_bounds__(fp8::ACROSS_THREADS) fp8_across(
+    uint8_t *across, uint32_t places, CALL_PARAMETERS) {
+  tensor_cores::wait_for_previous();
+  tensor_cores::start_next();
+  fp8::lay_across(CALL, {across, places});
+}
+
+extern "C" __global__ void __launch_bounds__(128) fp8_rows(SCALED_PARAMETERS) {
+  Scaled call = SCALED_CALL;
+  index_t rows = index_t(batch) * heads * queries, warps = gridDim.x * 4;
+  for (index_t row = blockIdx.x * 4 + threadIdx.x / 32; row < rows; row += warps) {
+    attend_row(call, int(row / queries / heads), int(row / queries % heads), int(row % queries));
+  }
+}
+
+/* SHARED: the bytes of shared memory that a launch has; then the arguments of Plan. */
+#define FP8(NAME, SHARED, CAPPED, ...)                                                                        \
+  static_assert(fp8::Plan<__VA_ARGS__>::BYTES == SHARED, "Plan.shared has another layout");                   \
+  extern "C" __global__ void __launch_bounds__(fp8::Plan<__VA_ARGS__>::THREADS, 1) NAME(                      \
+      const __grid_constant__ hopper::TensorMap map_q, const __grid_constant__ hopper::TensorMap map_k,       \
+      const __grid_constant__ hopper::TensorMap map_o, int direct, uint8_t *across, uint32_t places,          \
+      SCALED_PARAMETERS) {                                                                        \
+    fp8::attend<fp8::Plan<__VA_ARGS__>, CAPPED>(map_q, map_k, {across, places}, map_o, direct, SCALED_CALL);             \
+  }

@@ -1,0 +1,1 @@
+"""Schedules on the tensor cores of sm_80 and newer."""
