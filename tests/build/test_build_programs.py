@@ -177,7 +177,7 @@ def test_names_and_numbers_survive_c():
     )
     assert '"a\\042\\134\\012\\077\\303\\251"' in text
     assert (0.1).hex() in text and str(2**62) in text and "__builtin_inf()" in text
-    assert '{"M", 3}' in text and '{"N", -1}' in text
+    assert '{"M", 3, -1, 0}' in text and '{"N", -1, -1, 0}' in text
 
 
 def test_a_default_that_is_no_rule_is_refused():
