@@ -34,6 +34,7 @@ def _schedule(kernel: str) -> Schedule:
             )
         ),
         priority=20,
+        experimental=True,
         doc="few rows of a by mma.sync, more by wgmma on weights that are unpacked to scratch memory first",
     )
 
