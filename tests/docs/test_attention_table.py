@@ -19,11 +19,10 @@ CHANNELS = range(1, 321)
 
 
 def rows() -> list[str]:
-    """Return the rows for the schedules that are served unasked, as the document has them."""
+    """Return the rows for all schedules, as the document has them."""
     known = catalog.load()
     kernels = [k for k in known.kernels.values() if k.name.startswith("attention")]
-    served = [(k, s) for k in kernels for s in known.schedules[k.name] if not s.experimental]
-    return [row(k, s, known.targets[s.targets[0]]) for k, s in served]
+    return [row(k, s, known.targets[s.targets[0]]) for k in kernels for s in known.schedules[k.name]]
 
 
 def row(kernel: Kernel, schedule: Schedule, target: Target) -> str:
@@ -47,7 +46,7 @@ def row(kernel: Kernel, schedule: Schedule, target: Target) -> str:
         refused.append("`scaled=true`")
     cells = [
         f"`{kernel.name}`",
-        f"`{schedule.name}`",
+        f"`{schedule.name}`" + (", by name" if schedule.experimental else ""),
         f"every one of `{target.name}`" if archs == every else ", ".join(f"`{a}`" for a in archs),
         "all" if dtypes == list(kernel.dtypes) else ", ".join(f"`{d}`" for d in dtypes),
         "any" if sizes == [*CHANNELS] else f"multiples of {math.gcd(*sizes)} to {sizes[-1]}",

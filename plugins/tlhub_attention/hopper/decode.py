@@ -41,5 +41,6 @@ HOPPER_DECODE = Schedule(
         "tlhub_attention/cuda/decode_hopper.cuh",
     ),
     priority=20,
+    experimental=True,
     doc="keys and values stream once through bulk tensor copies, in even shares of the SMs; contiguous or in pages",
 )

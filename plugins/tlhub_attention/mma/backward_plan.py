@@ -61,5 +61,6 @@ def plans(d: int, d_v: int, shared_memory: int, alibi: bool = False) -> tuple[Pl
     """Return the plans for heads of *d* channels of q and k and *d_v* of v that fit *shared_memory* bytes, the
     fastest on an H200 first."""
     most = max(d, d_v)
-    some = (*((_SQUARE,) if shared_memory > _ROOM and not alibi else ()), *_NARROW) if most <= 64 else _MIDDLE if most <= 128 else _WIDE
+    narrow = (*((_SQUARE,) if shared_memory > _ROOM and not alibi else ()), *_NARROW)
+    some = narrow if most <= 64 else _MIDDLE if most <= 128 else _WIDE
     return tuple(plan for plan in some if plan.shared(d, d_v) <= shared_memory)
