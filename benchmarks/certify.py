@@ -106,12 +106,12 @@ def run(items: Mapping[str, list[Item]], options: argparse.Namespace) -> int:
     os.environ["TLHUB_COMPILE"] = "never"
     known = {f"{s.kernel}/{s.name}": s for group in catalog.load().schedules.values() for s in group}
     failed = False
-    proofs = proved([item for problems in items.values() for item in problems], options.jobs)
     for name, problems in items.items():
         print(name, flush=True)
         rows = []
-        for item, proof, times in zip(problems, proofs, examined("time", problems), strict=False):  # others' proofs
-            rows.append(joined(proof, times))
+        proofs, times = proved(problems, options.jobs), examined("time", problems)
+        for item, proof, time_of_it in zip(problems, proofs, times, strict=True):
+            rows.append(joined(proof, time_of_it))
             print(f"  {title(item)}: {verdict(rows[-1])}", flush=True)
         faults = sum("fault" in row for row in rows)
         if faults:
@@ -168,26 +168,29 @@ def document(schedule: Schedule, device: str, driver: int, rows: Sequence[Row]) 
 
 
 def proved(items: Sequence[Item], jobs: int) -> Iterator[Row]:
-    """Yield a row for each of *items*, in order, once all are proved by *jobs* processes at a time."""
+    """Yield a row for each of *items*, in order, once all are proved by *jobs* processes. They share the processors."""
+    threads = max(1, len(os.sched_getaffinity(0)) // jobs)
     with ThreadPoolExecutor(jobs) as pool:
-        parts = list(pool.map(lambda start: list(examined("prove", items[start::jobs])), range(jobs)))
+        parts = list(pool.map(lambda start: list(examined("prove", items[start::jobs], threads)), range(jobs)))
     yield from (parts[i % jobs][i // jobs] for i in range(len(items)))
 
 
-def examined(what: str, items: Sequence[Item]) -> Iterator[Row]:
-    """Yield a row for each of *items*, or its ``fault``. What fails ends its process, and costs no other problem."""
+def examined(what: str, items: Sequence[Item], threads: int = 0) -> Iterator[Row]:
+    """Yield a row for each of *items*, or its ``fault``. What fails ends its process, and costs no other problem.
+    *threads*: of NumPy's products, 0 for as many as it likes."""
     done = 0
     while done < len(items):
-        for row in _of_one_process(what, items[done:]):
+        for row in _of_one_process(what, items[done:], threads):
             done += 1
             yield row
 
 
-def _of_one_process(what: str, items: Sequence[Item]) -> Iterator[Row]:
+def _of_one_process(what: str, items: Sequence[Item], threads: int) -> Iterator[Row]:
     """Yield rows, up to the first fault: a fault of a GPU stays with the process that made it."""
     read, write = os.pipe()
     command = [sys.executable, str(CHILD), what, str(write)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=(write,), text=True)
+    env = {**os.environ, "OPENBLAS_NUM_THREADS": str(threads)} if threads else None
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=(write,), text=True, env=env)
     os.close(write)
     try:
         with os.fdopen(read, "rb", buffering=0) as answers:
