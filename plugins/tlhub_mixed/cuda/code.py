@@ -32,9 +32,8 @@ def source(problem: Problem, constants: Mapping[str, object], *names: str | Path
     texts = ((folder / name).read_text(encoding="utf-8") for name in (ELEMENTS, "call.cuh", *names))
     option, dtypes = problem.option, dict(problem.dtypes)
     beside = dtypes.get("bias") or dtypes.get("residual") or dtypes["c"]
-    used = {"A": dtypes["a"], "B": dtypes.get("b", dtypes["a"]), "C": dtypes["c"], "Beside": beside}
-    found = (TYPES[dtype][1] for dtype in (*used.values(), "float16", "bfloat16"))
-    headers = sorted({header for header in found if header})
+    used = {"A": dtypes["a"], "B": dtypes["b"], "C": dtypes["c"], "Beside": beside}
+    headers = sorted({header for header in (TYPES[dtype][1] for dtype in used.values()) if header})
     integer = dtypes["a"] == "int8"
     flags = [f"{name.upper()} = {str(option.get(name, False)).lower()}" for name in ("bias", "residual", "glu")]
     prologue = [
@@ -70,7 +69,7 @@ def strides(problem: Problem, name: str) -> tuple[str, str, str]:
     """Return the strides (batch, row, column) of a, b, c or residual, in elements."""
     option = problem.option
     # the second operand's rows are columns of op(B)
-    swapped = option.get("trans_a", False) if name == "a" else name == "b" and not option.get("trans_b", True)
+    swapped = option.get("trans_a", False) if name == "a" else name == "b" and not option["trans_b"]
     first = int(batched(problem))
     row, column = (first + 1, first) if swapped else (first, first + 1)
     return (f"STRIDE({name}, 0)" if first else "0"), f"STRIDE({name}, {row})", f"STRIDE({name}, {column})"
@@ -89,7 +88,7 @@ def parameters(problem: Problem) -> tuple[Parameter, ...]:
 
     def scales(name: str) -> list[Parameter]:
         row, block = f"STRIDE({name}, 0)", f"STRIDE({name}, 1)"
-        if name == "b_scale" and not option.get("trans_b", True):
+        if name == "b_scale" and not option["trans_b"]:
             row, block = block, row
         steps = {"tensor": ("0", "0"), "row": (f"STRIDE({name}, 0)", "0"), "block": (row, block)}
         return array(name, steps[str(option.get("scaling", "tensor"))])
