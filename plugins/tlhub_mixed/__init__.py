@@ -10,7 +10,6 @@ from tlhub_mixed.contracts.quantize import QUANTIZE
 from tlhub_mixed.contracts.scaled import SCALED
 from tlhub_mixed.contracts.weights import W4A16, W8A16
 from tlhub_mixed.cpu.schedules import QUANTIZE_ROWS, SCALED_BLOCKED, W4_BLOCKED, W8_BLOCKED
-from tlhub_mixed.cuda.quantize import QUANTIZE_BLOCKS
 from tlhub_mixed.hopper.gemm import HOPPER_MIXED
 from tlhub_mixed.hopper.scaled import HOPPER_SCALED
 
@@ -25,4 +24,4 @@ def tlhub_kernels() -> Iterable[Kernel]:
 @hookimpl
 def tlhub_schedules() -> Iterable[Schedule]:
     on_cpus = [QUANTIZE_ROWS, SCALED_BLOCKED, W4_BLOCKED, W8_BLOCKED]
-    return [*on_cpus, QUANTIZE_BLOCKS, HOPPER_MIXED, HOPPER_SCALED]
+    return [*on_cpus, HOPPER_MIXED, HOPPER_SCALED]

@@ -12,8 +12,8 @@ from tlhub.build.program import Parameter
 from tlhub.cuda import tensor_cores
 from tlhub.specs import Problem
 
-ELEMENTS = tensor_cores.FILE.with_name("elements.cuh")
-TYPES = {
+_ELEMENTS = tensor_cores.FILE.with_name("elements.cuh")
+_TYPES = {
     # the C++ type of a dtype, and the header that declares it
     "float32": ("float", None),
     "float16": ("__half", "cuda_fp16.h"),
@@ -29,16 +29,16 @@ def source(problem: Problem, constants: Mapping[str, object], *names: str | Path
     """Return one source: what *problem* defines with *constants* (``SCALES``, ``PROMOTED``, ``PARTS``), call.cuh, and
     *names*, files of cuda/ or whole paths."""
     folder = Path(__file__).parent
-    texts = ((folder / name).read_text(encoding="utf-8") for name in (ELEMENTS, "call.cuh", *names))
+    texts = ((folder / name).read_text(encoding="utf-8") for name in (_ELEMENTS, "call.cuh", *names))
     option, dtypes = problem.option, dict(problem.dtypes)
     beside = dtypes.get("bias") or dtypes.get("residual") or dtypes["c"]
     used = {"A": dtypes["a"], "B": dtypes["b"], "C": dtypes["c"], "Beside": beside}
-    headers = sorted({header for header in (TYPES[dtype][1] for dtype in used.values()) if header})
+    headers = sorted({header for header in (_TYPES[dtype][1] for dtype in used.values()) if header})
     integer = dtypes["a"] == "int8"
     flags = [f"{name.upper()} = {str(option.get(name, False)).lower()}" for name in ("bias", "residual", "glu")]
     prologue = [
         *(f"#include <{header}>" for header in ("cstdint", *headers)),
-        *(f"using {name} = {TYPES[dtype][0]};" for name, dtype in used.items()),
+        *(f"using {name} = {_TYPES[dtype][0]};" for name, dtype in used.items()),
         f"using Scale = {'uint8_t' if dtypes.get('a_scale') == 'float8_e8m0fnu' else 'float'};",
         f"using Sum = {'int' if integer else 'float'};",
         f"using Real = {'double' if integer and batched(problem) else 'float'};",
