@@ -162,6 +162,7 @@ def served(driver, *shape, **named):
     return said
 
 
+@pytest.mark.slow
 def test_v_is_laid_across_before_the_launch_that_reads_it(driver):
     said = served(driver, 1000, 1100)
     across, attend = said.launches()

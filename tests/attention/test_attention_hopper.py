@@ -89,6 +89,7 @@ def test_no_plan_keeps_more_in_registers_than_a_consumer_has():
         assert logits + weights + sums + 32 <= (160 if plan.groups == 3 else 232)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("s_kv", "plan"), [(512, "128x128"), (1024, "128x128"), (4096, "128x160"), (65536, "128x160")])
 def test_long_sequences_take_larger_blocks_of_keys(driver, s_kv, plan):
     said = call(driver, 128, s_kv, causal=False)

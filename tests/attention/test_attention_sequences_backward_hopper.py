@@ -56,7 +56,7 @@ def build(d=128, d_v=None, dtype="float16", **options):
 @pytest.mark.parametrize(
     ("channels", "options"),
     [
-        ((192, 128), {"causal": True, "alibi": True}),
+        pytest.param((192, 128), {"causal": True, "alibi": True}, marks=pytest.mark.slow),
         pytest.param((128, 128), {"causal": True}, marks=pytest.mark.slow),
         pytest.param((64, 64), {"deterministic": True}, marks=pytest.mark.slow),
         pytest.param((256, 256), {"dtype": "bfloat16", "deterministic": True, "alibi": True}, marks=pytest.mark.slow),

@@ -64,7 +64,7 @@ def build(d=128, d_v=None, dtype="float16", **options):
 @pytest.mark.parametrize(
     ("channels", "options"),
     [
-        ((128, 128), {"causal": True, "lse": True}),
+        pytest.param((128, 128), {"causal": True, "lse": True}, marks=pytest.mark.slow),
         pytest.param((128, 128), {"alibi": True}, marks=pytest.mark.slow),
         pytest.param((64, 64), {"dtype": "bfloat16", "lse": True}, marks=pytest.mark.slow),
         pytest.param((64, 64), {"causal": True, "alibi": True}, marks=pytest.mark.slow),

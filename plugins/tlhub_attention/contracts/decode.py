@@ -17,15 +17,15 @@ from tlhub.specs import Arg, Dim, Kernel, Option, Problem
 from tlhub_attention.contracts import forward as contract
 from tlhub_attention.contracts.forward import ALIBI, ATTENTION, LSE, OUT_DTYPE, SLOPES
 
-MOST_QUERIES = 16
+_MOST_QUERIES = 16
 _CONTIGUOUS, _PAGED = {"paged": False}, {"paged": True}
 
 
 def check(problem: Problem) -> str | None:
     """Return why no such decoding can exist, or None."""
     queries, page = problem.dim["S"], problem.dim.get("page")
-    if isinstance(queries, int) and queries > MOST_QUERIES:
-        return f"S={queries} queries of a sequence; it takes at most {MOST_QUERIES}, and attention any number"
+    if isinstance(queries, int) and queries > _MOST_QUERIES:
+        return f"S={queries} queries of a sequence; it takes at most {_MOST_QUERIES}, and attention any number"
     if page == 0:
         return "page=0; a page holds at least 1 key"
     return contract.check(problem)

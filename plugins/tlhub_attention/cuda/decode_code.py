@@ -7,7 +7,6 @@ from pathlib import Path
 from tlhub.build.program import Launch, Parameter
 from tlhub.cuda import tensor_cores, warp_mma
 from tlhub.specs import Problem
-from tlhub_attention.contracts.decode import MOST_QUERIES
 from tlhub_attention.cuda import code
 from tlhub_attention.cuda.decode_plan import Plan
 
@@ -35,7 +34,8 @@ ITEM = 2
 ROWS = "S * (H / H_kv)"
 """The rows of a kv head: queries of the heads that share it."""
 
-_SERVED = f"H_kv > 0 && H % H_kv == 0 && S <= {MOST_QUERIES} && S_kv < {code.MOST}"
+_MOST_QUERIES = 16  # of a sequence, as the contract of decoding has it
+_SERVED = f"H_kv > 0 && H % H_kv == 0 && S <= {_MOST_QUERIES} && S_kv < {code.MOST}"
 """The condition that there are heads, few queries, and positions that are ints. S_kv: how many keys have room."""
 
 _IN = ("float16", "bfloat16")
