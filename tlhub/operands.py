@@ -96,10 +96,14 @@ def _dtype_of(array: Any, kernel: Kernel, name: str) -> str:
     usual = "float32" if "float32" in kernel.dtypes else kernel.dtypes[0]
     # NumPy code keeps the bits of formats that it lacks in unsigned integers of their width
     bits = {f"uint{DTYPES[d][1]}": d for d in reversed(kernel.dtypes) if d == "bfloat16" or d.startswith("float8")}
-    if type(array).__module__.partition(".")[0] == "torch":
+    if dtype in bits:
+        hint = f"{name}.view(ml_dtypes.{bits[dtype]})"
+    elif usual.startswith(("float8", "int")):  # a cast would need a scale
+        hint = f"tlhub kernels {kernel.name}"
+    elif type(array).__module__.partition(".")[0] == "torch":
         hint = f"{name}.to(torch.{usual})"
     else:
-        hint = f"{name}.view(ml_dtypes.{bits[dtype]})" if dtype in bits else f"{name}.astype({usual!r})"
+        hint = f"{name}.astype({usual!r})"
     raise ArgumentError(
         f"{kernel.name}: argument {name!r}: expected a dtype of {allowed}, got {dtype}",
         argument=name,

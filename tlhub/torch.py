@@ -114,6 +114,9 @@ def attention_varlen(
     numbers = _numbers("attention_varlen", causal, scale, window, softcap, deterministic, schedule, backward_schedule)
     starts_kv = starts if starts_kv is None else starts_kv
     _check("attention_varlen", q=q, k=k, v=v, starts=starts, starts_kv=starts_kv, slopes=alibi_slopes)
+    for name, where in (("starts", starts), ("starts_kv", starts_kv)):
+        if where.ndim != 1:
+            raise _refused("attention_varlen", name, "one dim", f"shape {tuple(where.shape)}", f"{name}.flatten()")
     o, _ = torch.ops.tlhub.attention_varlen(q, k, v, starts, starts_kv, alibi_slopes, *numbers)
     return o
 
@@ -263,6 +266,9 @@ def _check(kernel: str, **tensors: Any) -> None:
             on = f"a tensor on {tensors['q'].device}, where q is"
             raise _refused(kernel, name, on, f"one on {x.device}", f"{name}.to({str(tensors['q'].device)!r})")
         _check_tangent(kernel, name, x)
+        if x.dtype in _FLOAT8 and x.requires_grad:
+            expected = "a tensor that asks for no gradient, for float8 has none"
+            raise _refused(kernel, name, expected, "one that does", f"{name}.detach()")
         if name not in _TYPED and x.requires_grad:
             raise _refused(kernel, name, "a tensor that asks for no gradient", "one that does", f"{name}.detach()")
 

@@ -22,13 +22,15 @@ class Weights(NamedTuple):
     """What the kernels take after a, and their options ``group`` and ``zero_point``.
 
     ``w``: (N, K/2) uint8, two codes a byte, or of 8 bits (N, K). ``scale``: (N, G). ``zero``: (N, G) uint8, or None
-    where codes are around 8, or signed.
+    where codes are around 8, or signed. ``bits``: of a code; ``depth``: K.
     """
 
     w: Array
     scale: Array
     zero: Array | None
     group: int
+    bits: int
+    depth: int
 
     @property
     def arrays(self) -> tuple[Array, ...]:
@@ -54,8 +56,10 @@ def pack(codes: Array) -> Array:
 
 def unpack(packed: Array, k: int | None = None) -> Array:
     """Return the codes (N, *k*) of bytes that ``pack`` made; without *k*, two of each byte. Raises ArgumentError."""
-    if packed.dtype != np.uint8 or packed.ndim != 2:
+    if _array("packed", packed).dtype != np.uint8 or packed.ndim != 2:
         raise _wrong("packed", "bytes (N, K/2) of uint8", f"{packed.dtype} of shape {packed.shape}")
+    if k is not None and not 0 <= k <= 2 * packed.shape[1]:
+        raise _wrong("k", f"0 to {2 * packed.shape[1]}, two codes of each byte", str(k))
     codes = np.stack([packed & 15, packed >> 4], axis=-1).reshape(len(packed), 2 * packed.shape[1])
     return codes[:, :k]
 
@@ -68,20 +72,20 @@ def assemble(codes: Array, scale: Array, zero: Array | None = None, *, bits: int
     """
     if bits not in (4, 8):
         raise _wrong("bits", "4 or 8", str(bits))
-    if codes.ndim != 2 or scale.ndim != 2 or len(scale) != len(codes):
+    if _array("codes", codes).ndim != 2 or _array("scale", scale).ndim != 2 or len(scale) != len(codes):
         raise _wrong("scale", "(N, G) for codes (N, K)", f"{scale.shape} for {codes.shape}")
     depth, groups = codes.shape[1], scale.shape[1]
     group = 0 if groups == 1 else depth // max(groups, 1)
     if group not in GROUPS or (group and group * groups != depth):
         raise _wrong("scale", f"groups of 32, 64 or 128 of K={depth}, or one for the row", f"{groups} groups")
     if zero is not None:
-        if zero.shape != scale.shape:
+        if _array("zero", zero).shape != scale.shape:
             raise _wrong("zero", f"the shape of scale, {scale.shape}", str(zero.shape))
         # 16 is what GPTQ's stored 15 stands for
         zero = _in_range("zero", zero, 0, 2**bits).astype(np.uint8) if bits == 4 else _in_range("zero", zero, 0, 255)
     low, high = (-128, 127) if bits == 8 and zero is None else (0, 2**bits - 1)
     made = pack(codes) if bits == 4 else _in_range("codes", codes, low, high)
-    return Weights(made, np.ascontiguousarray(scale), zero, group)
+    return Weights(made, np.ascontiguousarray(scale), zero, group, bits, depth)
 
 
 def from_gptq(
@@ -103,13 +107,15 @@ def from_gptq(
     per = _words(bits)
     codes = _split("qweight", qweight, bits).swapaxes(1, 2).reshape(per * len(qweight), qweight.shape[1])
     zero = _split("qzeros", qzeros, bits).reshape(len(qzeros), per * qzeros.shape[1]).astype(np.int32) + int(minus_one)
+    _two_dims("scales", scales)
     if (codes.shape[1], len(zero)) != (scales.shape[1], len(scales)) or zero.shape[1] < scales.shape[1]:
         raise _wrong(
             "scales",
             f"(G, N), {(len(zero), codes.shape[1])} for qweight (K/{per}, N) and qzeros (G, N/{per})",
             str(scales.shape),
         )
-    if g_idx is not None and (np.asarray(g_idx) != np.arange(len(codes)) * len(scales) // max(len(codes), 1)).any():
+    in_order = np.arange(len(codes)) * len(scales) // max(len(codes), 1)
+    if g_idx is not None and not np.array_equal(np.asarray(g_idx), in_order):
         raise _wrong("g_idx", "k / group for each k", "another order: groups are not consecutive (desc_act)")
     return assemble(codes.T, scales.T, zero[:, : scales.shape[1]].T, bits=bits)
 
@@ -123,18 +129,20 @@ def from_awq(qweight: Array, qzeros: Array, scales: Array) -> Weights:
     """
     place = np.argsort(AWQ_ORDER)
     codes, zero = (
-        _split(name, x, 4)[:, :, place].reshape(len(x), -1) for name, x in (("qweight", qweight), ("qzeros", qzeros))
+        _split(name, x, 4)[:, :, place].reshape(len(x), 8 * x.shape[1])
+        for name, x in (("qweight", qweight), ("qzeros", qzeros))
     )
+    _two_dims("scales", scales)
     if not codes.shape[1] == zero.shape[1] == scales.shape[1] or len(zero) != len(scales):
         raise _wrong("scales", f"(G, N), {(len(zero), codes.shape[1])} for qweight (K, N/8)", str(scales.shape))
     return assemble(codes.T, scales.T, zero.T)
 
 
-def dequantize(weights: Weights, bits: int = 4, k: int | None = None) -> Array:
-    """Return w (N, *k*) in float32: (codes - zero) scale."""
-    codes = unpack(weights.w, k) if bits == 4 else weights.w
-    group = weights.group or codes.shape[1]
-    zero: Any = MIDDLE if bits == 4 else 0
+def dequantize(weights: Weights) -> Array:
+    """Return w (N, K) in float32: (codes - zero) scale."""
+    codes = unpack(weights.w, weights.depth) if weights.bits == 4 else weights.w
+    group = weights.group or weights.depth
+    zero: Any = MIDDLE if weights.bits == 4 else 0
     if weights.zero is not None:
         zero = np.repeat(weights.zero.astype(np.float32), group, axis=1)
     return (codes.astype(np.float32) - zero) * np.repeat(weights.scale.astype(np.float32), group, axis=1)
@@ -149,26 +157,38 @@ def _words(bits: int) -> int:
 
 def _split(name: str, words: Array, bits: int) -> Array:
     """Return the codes of int32 *words* along a new last axis, the lowest bits first."""
-    if words.ndim != 2 or words.dtype != np.int32:
+    if _array(name, words).ndim != 2 or words.dtype != np.int32:
         raise _wrong(name, "two dims of int32", f"{words.dtype} of shape {words.shape}")
     shifts = np.arange(0, 32, bits, dtype=np.uint32)
     return (words.view(np.uint32)[:, :, None] >> shifts & np.uint32(2**bits - 1)).astype(np.uint8)
 
 
+def _array(name: str, x: Any) -> Array:
+    """Return *x*, an array of NumPy. Raises ArgumentError for anything else."""
+    if not isinstance(x, np.ndarray):
+        raise _wrong(name, "an array of NumPy", type(x).__name__, hint=f"numpy.asarray({name})")
+    return x
+
+
+def _two_dims(name: str, x: Any) -> None:
+    if _array(name, x).ndim != 2:
+        raise _wrong(name, "two dims (G, N)", f"shape {x.shape}")
+
+
 def _in_range(name: str, x: Array, low: int, high: int) -> Array:
     """Return integers *x* in the least dtype that holds the range. Raises ArgumentError where one is out of it."""
-    if x.dtype.kind not in "iu" or x.ndim != 2:
+    if _array(name, x).dtype.kind not in "iu" or x.ndim != 2:
         raise _wrong(name, f"integers from {low} to {high}, of two dims", f"{x.dtype} of shape {x.shape}")
     if x.size and (x.min() < low or x.max() > high):
         raise _wrong(name, f"integers from {low} to {high}", f"{x.min()} to {x.max()}")
     return np.ascontiguousarray(x, np.int8 if low < 0 else np.uint8)
 
 
-def _wrong(name: str, expected: str, got: str) -> ArgumentError:
+def _wrong(name: str, expected: str, got: str, hint: str = "help(tlhub_mixed.packing)") -> ArgumentError:
     return ArgumentError(
         f"argument {name!r}: expected {expected}, got {got}",
         argument=name,
         expected=expected,
         got=got,
-        hint="tlhub kernels gemm_w4a16",
+        hint=hint,
     )

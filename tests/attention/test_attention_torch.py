@@ -185,6 +185,11 @@ def test_gradients_of_gradients_are_refused() -> None:
             "'k': expected a tensor on cpu, where q is, got one on meta",
         ),
         (lambda q, k, v: (q.int(), k.int(), v.int()), ArgumentError, "int32"),
+        (
+            lambda q, k, v: (q.to(torch.float8_e4m3fn).requires_grad_(), k, v),
+            ArgumentError,
+            "'q': expected a tensor that asks for no gradient, for float8 has none",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(change: Any, error: type[Exception], said: str) -> None:

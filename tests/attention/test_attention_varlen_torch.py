@@ -82,6 +82,7 @@ def test_it_compiles_into_one_graph(dynamic: bool) -> None:
         (lambda q, k, v, s: (q, k, v, s.long()), "argument 'starts': expected .*int32"),
         (lambda q, k, v, s: (q, k, v, s, s[:2]), "argument 'starts_kv': expected shape \\(N1=4,\\), got \\(2,\\)"),
         (lambda q, k, v, s: (q, k, v, s[:0]), "N1=0"),
+        (lambda q, k, v, s: (q, k, v, s[None]), r"argument 'starts': expected one dim, got shape \(1, 4\)"),
         (lambda q, k, v, s: (q, k, v, s.flip(0)), "argument 'starts': expected numbers that never decrease"),
         (lambda q, k, v, s: (q, k, v, s, s + 2), "argument 'starts_kv': expected numbers that never decrease, within"),
     ],

@@ -63,7 +63,7 @@ def test_gptq(bits: int, minus_one: bool) -> None:
         qweight, stored, scales, bits=bits, minus_one=minus_one, g_idx=np.arange(K, dtype=np.int32) // (K // G)
     )
     assert made.options == {"group": 32, "zero_point": True}
-    np.testing.assert_array_equal(packing.dequantize(made, bits), real(codes, zero, scales))
+    np.testing.assert_array_equal(packing.dequantize(made), real(codes, zero, scales))
 
 
 def test_gptq_s_stored_15_stands_for_16() -> None:
@@ -88,7 +88,7 @@ def test_codes_without_zero_points_are_around_8_or_signed() -> None:
     assert made.options == {"group": 0, "zero_point": False}
     assert packing.dequantize(made)[0, :3].tolist() == [-16, 0, 14]
     signed = packing.assemble(np.array([[-128, 127]]), scale, bits=8)
-    assert signed.w.dtype == np.int8 and packing.dequantize(signed, 8).tolist() == [[-256, 254]]
+    assert signed.w.dtype == np.int8 and packing.dequantize(signed).tolist() == [[-256, 254]]
 
 
 CODES, SCALE = np.zeros((2, 96), np.int64), np.ones((2, 3), np.float16)
@@ -115,6 +115,18 @@ CODES, SCALE = np.zeros((2, 96), np.int64), np.ones((2, 3), np.float16)
             r"'scale': expected \(N, G\) for codes \(N, K\), got \(3, 3\)",
         ),
         (lambda: packing.assemble(CODES, SCALE, bits=3), "'bits': expected 4 or 8, got 3"),
+        (lambda: packing.pack([[1, 2]]), "'codes': expected an array of NumPy, got list"),
+        (lambda: packing.unpack(np.zeros((2, 3), np.uint8), 7), "'k': expected 0 to 6, two codes of each byte, got 7"),
+        (
+            lambda: packing.from_gptq(np.zeros((8, 16), np.int32), None, np.ones((2, 16))),
+            "'qzeros': expected an array of NumPy, got NoneType",
+        ),
+        (
+            lambda: packing.from_gptq(
+                np.zeros((8, 16), np.int32), np.zeros((2, 2), np.int32), np.ones((2, 16)), g_idx=np.arange(63)
+            ),
+            "'g_idx': expected k / group for each k",
+        ),
         (
             lambda: packing.from_awq(np.zeros((32, 2), np.int64), np.zeros((1, 2), np.int32), np.ones((1, 16))),
             "'qweight': expected two dims of int32, got int64",

@@ -75,7 +75,15 @@ def test_every_code_is_read_exactly(bits: int, zero: bool) -> None:
     pick = np.zeros((3, 64), np.float16)
     pick[0, 4] = pick[1, 37] = pick[2, 63] = 1
     c = get(bits, out_dtype="float32", **made.options)(pick, *made.arrays)
-    np.testing.assert_array_equal(c, packing.dequantize(made, bits)[:, [4, 37, 63]].T)
+    np.testing.assert_array_equal(c, packing.dequantize(made)[:, [4, 37, 63]].T)
+
+
+def test_no_hint_turns_codes_into_others() -> None:
+    a, scale, zero = np.ones((2, 128), np.float16), np.ones((3, 1), np.float16), np.full((3, 1), 3, np.uint8)
+    with pytest.raises(ArgumentError, match="'w': expected .*uint8.*\nhint: tlhub kernels$"):
+        get(8, group=0, zero_point=True)(a, np.full((3, 128), -5, np.int8), scale, zero)
+    with pytest.raises(ArgumentError, match="'w': expected .*int8.*\nhint: tlhub kernels$"):
+        get(8, group=0)(a, np.full((3, 128), 200, np.uint8), scale)
 
 
 def test_the_last_half_byte_of_an_odd_row_means_nothing() -> None:

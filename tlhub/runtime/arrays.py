@@ -62,15 +62,25 @@ def called(tensor: Tensor) -> str:
 
 
 def converted(x: Any, tensor: Tensor, got: str) -> str:
-    """Return what to write for the array *x*, whose dtype is *got*, so that it is what *tensor* asks for."""
+    """Return what to write for the array *x*, whose dtype is *got*, so that it is what *tensor* asks for: a conversion,
+    where that keeps its values, or rounds them."""
     if tensor.output:
         return NEW_OUTPUT
     library, dtype = streams.made_by(x), tensor.dtype
+    if not _keeps_values(got, dtype):
+        return "tlhub kernels"
     if library == "torch":
         return f"{tensor.name}.to(torch.{dtype})"
     narrow = dtype == "bfloat16" or dtype.startswith("float8")  # NumPy code keeps their bits in unsigned integers
     kind = f"ml_dtypes.{dtype}" if narrow and library == "numpy" else repr(dtype)
     return f"{tensor.name}.{'view' if narrow and got == f'uint{DTYPES[dtype][1]}' else 'astype'}({kind})"
+
+
+def _keeps_values(got: str, dtype: str) -> bool:
+    """Tell whether numbers of dtype *got* are as good in *dtype*: no code changes its sign, nothing needs a scale."""
+    if dtype.startswith(("int", "uint")):
+        return got.startswith(dtype.rstrip("0123456789")) and got.lstrip("uint").isdigit()
+    return not dtype.startswith("float8") or got == f"uint{DTYPES[dtype][1]}"
 
 
 def copied(x: Any, name: str) -> str:

@@ -59,8 +59,9 @@ def torch_gpu_linear(problem: Problem, inputs: Mapping[str, Any], scalars: Mappi
     a, bits = inputs["a"], 4 if problem.kernel == "gemm_w4a16" else 8
     zero = inputs["zero"].cpu().numpy() if problem.option["zero_point"] else None
     scale = inputs["scale"].float().cpu().numpy()
-    packed = Weights(inputs["w"].cpu().numpy(), scale, zero, int(problem.option["group"] or 0))
-    w = torch.from_numpy(dequantize(packed, bits, int(problem.dim["K"]))).to(a.device, a.dtype)
+    group, depth = int(problem.option["group"] or 0), int(problem.dim["K"])
+    packed = Weights(inputs["w"].cpu().numpy(), scale, zero, group, bits, depth)
+    w = torch.from_numpy(dequantize(packed)).to(a.device, a.dtype)
     return lambda: torch.nn.functional.linear(a, w, inputs.get("bias"))
 
 
