@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 
@@ -93,7 +94,8 @@ def test_nothing_to_import(tlhub, filled, tmp_path, monkeypatch):
     assert tlhub("cache", "export", file).code == 0
     monkeypatch.setenv("TLHUB_CACHE_DIR", str(tmp_path / "cold"))
     done = tlhub("cache", "import", file, "--kernel", "gem")
-    assert done.code == 1 and "nothing to import" in done.stderr and "gemm; by" in done.stderr
+    assert done.code == 1 and "nothing to import" in done.stderr
+    assert re.search(r"\bgemm\b.*; by ", done.stderr, re.DOTALL), "the kernels that there are, whatever else was built"
 
 
 def test_a_workload_that_is_not_built_is_not_exported(tlhub, workload, cold_cache, tmp_path):
