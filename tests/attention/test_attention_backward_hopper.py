@@ -41,7 +41,7 @@ def test_16_bit_floats_are_served_with_any_channels_that_divide_by_8(dtype):
     ("made", "arch", "reason"),
     [
         (make(), "cuda:sm_90", "it is for cuda:sm_90a, and this is cuda:sm_90"),
-        (make(dtype="float32"), "cuda:sm_90a", "dout, q, k, v, o of one type, float16 or bfloat16, not"),
+        (make(dtype="float32"), "cuda:sm_90a", "dout, q, k, v and o of one type, float16 or bfloat16, not"),
         (make(dtype={**dict.fromkeys(["dout", *"qkv"], "float16"), "o": "bfloat16"}), "cuda:sm_90a", "o bfloat16"),
         (make(60), "cuda:sm_90a", "D=60; it takes multiples of 8 from 8 to 256"),
         (make(264, 128), "cuda:sm_90a", "D=264"),

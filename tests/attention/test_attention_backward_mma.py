@@ -51,7 +51,7 @@ def test_16_bit_floats_are_served_from_sm_80_on(kernel, facts):
     ("made", "arch", "reason"),
     [
         (make(), "cuda:sm_75", "it is for compute capability 8.0 and newer, and this is cuda:sm_75"),
-        (make(dtype="float32"), "cuda:sm_80", "dout, q, k, v, o of one type, float16 or bfloat16, not"),
+        (make(dtype="float32"), "cuda:sm_80", "dout, q, k, v and o of one type, float16 or bfloat16, not"),
         (make(dtype={**dict.fromkeys(["dout", *"qkv"], "float16"), "o": "bfloat16"}), "cuda:sm_80", "o bfloat16"),
         (make(60), "cuda:sm_80", "D=60; it takes multiples of 8 from 8 to 256"),
         (make(64, 264), "cuda:sm_80", "D_v=264"),

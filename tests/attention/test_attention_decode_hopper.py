@@ -42,7 +42,7 @@ def test_16_bit_floats_are_served_with_any_channels_that_divide_by_8(dtype, page
     ("made", "arch", "reason"),
     [
         (make(), "cuda:sm_90", "it is for cuda:sm_90a, and this is cuda:sm_90"),
-        (make(dtype="float32"), "cuda:sm_90a", "not float32, float32, float32"),
+        (make(dtype="float32"), "cuda:sm_90a", "not q float32, k float32, v float32"),
         (make(out_dtype="float64"), "cuda:sm_90a", "out_dtype='float64'"),
         (make(264), "cuda:sm_90a", "D=264"),
         (make("D"), "cuda:sm_90a", "D is symbolic"),

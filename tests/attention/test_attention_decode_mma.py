@@ -35,8 +35,8 @@ def test_it_is_for_all_from_capability_8_on(arch):
 @pytest.mark.parametrize(
     ("made", "arch", "reason"),
     [
-        (make(), "cuda:sm_75", "it needs the products of compute capability 8.0, and this is cuda:sm_75"),
-        (make(dtype="float32"), "cuda:sm_80", "not float32, float32, float32"),
+        (make(), "cuda:sm_75", "it is for compute capability 8.0 and newer, and this is cuda:sm_75"),
+        (make(dtype="float32"), "cuda:sm_80", "not q float32, k float32, v float32"),
         (make(out_dtype="float64"), "cuda:sm_80", "out_dtype='float64'"),
         (make(100), "cuda:sm_80", "D=100"),
         (make("D"), "cuda:sm_80", "D is symbolic"),

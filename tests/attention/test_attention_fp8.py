@@ -44,8 +44,12 @@ def test_float8_is_served_with_any_channels_that_divide_by_16(dtype, out):
     ("made", "arch", "reason"),
     [
         (make(), "cuda:sm_90", "it is for cuda:sm_90a, and this is cuda:sm_90"),
-        (make(dtype="bfloat16"), "cuda:sm_90a", "not bfloat16, bfloat16, bfloat16"),
-        (make(dtype={"q": E4M3, "k": E4M3, "v": E5M2}), "cuda:sm_90a", "float8_e4m3fn, float8_e4m3fn, float8_e5m2"),
+        (make(dtype="bfloat16"), "cuda:sm_90a", "not q bfloat16, k bfloat16, v bfloat16"),
+        (
+            make(dtype={"q": E4M3, "k": E4M3, "v": E5M2}),
+            "cuda:sm_90a",
+            "q float8_e4m3fn, k float8_e4m3fn, v float8_e5m2",
+        ),
         (make(out_dtype="float64"), "cuda:sm_90a", "out_dtype='float64'"),
         (make(72), "cuda:sm_90a", "D=72; it takes multiples of 16 from 16 to 256"),
         (make(272), "cuda:sm_90a", "D=272"),

@@ -47,9 +47,13 @@ def test_16_bit_floats_are_served_with_any_channels_that_divide_by_8(dtype, out)
     [
         (make(), "cuda:sm_90", "it is for cuda:sm_90a, and this is cuda:sm_90"),
         (make(), "cuda:sm_100a", "cuda:sm_100a"),
-        (make(dtype="float32"), "cuda:sm_90a", "not float32, float32, float32"),
-        (make(dtype="float8_e4m3fn"), "cuda:sm_90a", "not float8_e4m3fn"),
-        (make(dtype={"q": "float16", "k": "float16", "v": "bfloat16"}), "cuda:sm_90a", "float16, float16, bfloat16"),
+        (make(dtype="float32"), "cuda:sm_90a", "not q float32, k float32, v float32"),
+        (make(dtype="float8_e4m3fn"), "cuda:sm_90a", "not q float8_e4m3fn"),
+        (
+            make(dtype={"q": "float16", "k": "float16", "v": "bfloat16"}),
+            "cuda:sm_90a",
+            "q float16, k float16, v bfloat16",
+        ),
         (make(out_dtype="float64"), "cuda:sm_90a", "out_dtype='float64'"),
         (make(63), "cuda:sm_90a", "D=63; it takes multiples of 8 from 8 to 256"),
         (make(264), "cuda:sm_90a", "D=264"),

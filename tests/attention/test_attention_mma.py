@@ -60,9 +60,13 @@ def test_16_bit_floats_are_served_with_any_channels_that_divide_by_8(kernel, arc
     ("made", "arch", "reason"),
     [
         (make(), "cuda:sm_75", "it is for compute capability 8.0 and newer, and this is cuda:sm_75"),
-        (make(dtype="float32"), "cuda:sm_80", "not float32, float32, float32"),
-        (make(dtype="float8_e4m3fn"), "cuda:sm_89", "not float8_e4m3fn"),
-        (make(dtype={"q": "float16", "k": "float16", "v": "bfloat16"}), "cuda:sm_80", "float16, float16, bfloat16"),
+        (make(dtype="float32"), "cuda:sm_80", "not q float32, k float32, v float32"),
+        (make(dtype="float8_e4m3fn"), "cuda:sm_89", "not q float8_e4m3fn"),
+        (
+            make(dtype={"q": "float16", "k": "float16", "v": "bfloat16"}),
+            "cuda:sm_80",
+            "q float16, k float16, v bfloat16",
+        ),
         (make(out_dtype="float64"), "cuda:sm_80", "out_dtype='float64'"),
         (make(63), "cuda:sm_80", "D=63; it takes multiples of 8 from 8 to 256"),
         (make(264), "cuda:sm_80", "D=264"),

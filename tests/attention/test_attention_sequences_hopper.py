@@ -36,7 +36,7 @@ def test_what_certifies_it_and_what_is_measured_are_served(name):
     ("made", "arch", "reason"),
     [
         (make(), "cuda:sm_90", "it is for cuda:sm_90a"),
-        (make(dtype="float32"), "cuda:sm_90a", "not float32, float32, float32"),
+        (make(dtype="float32"), "cuda:sm_90a", "not q float32, k float32, v float32"),
         (make(260), "cuda:sm_90a", "D=260; it takes multiples of 8 from 8 to 256"),
         (make("D"), "cuda:sm_90a", "D is symbolic"),
     ],

@@ -17,7 +17,7 @@ FILES: tuple[str | Path, ...] = (
 """The text before a schedule's own."""
 
 SOURCES = (
-    *(f"tlhub_attention.cuda.{name}" for name in ("code", "decode_code", "decode_plan")),
+    *(f"tlhub_attention.cuda.{name}" for name in ("code", "decode_code", "decode_plan", "served")),
     *(f"tlhub.cuda.{name}" for name in ("tensor_cores", "warp_mma")),
     *(f"tlhub/cuda/{name}.cuh" for name in ("tensor_cores", "warp_mma")),
     *(f"tlhub_attention/cuda/{name}.cuh" for name in ("call", "rows", "softmax")),
@@ -37,32 +37,6 @@ ROWS = "S * (H / H_kv)"
 _MOST_QUERIES = 16  # of a sequence, as the contract of decoding has it
 _SERVED = f"H_kv > 0 && H % H_kv == 0 && S <= {_MOST_QUERIES} && S_kv < {code.MOST}"
 """The condition that there are heads, few queries, and positions that are ints. S_kv: how many keys have room."""
-
-_IN = ("float16", "bfloat16")
-_OUT = (*_IN, "float32")
-_MOST = 256  # channels
-
-
-def capability(arch: str) -> int:
-    """Return the number of an arch, as 80 of ``cuda:sm_80`` and 90 of ``cuda:sm_90a``."""
-    return int(arch.rpartition("_")[2].rstrip("af"))
-
-
-def unserved(problem: Problem) -> str | None:
-    """Return why no such kernel serves *problem*, or None."""
-    dtypes = dict(problem.dtypes)
-    inputs = [dtypes[name] for name in "qkv"]
-    if len(set(inputs)) > 1 or dtypes["q"] not in _IN:
-        return f"it takes q, k and v of one type, {' or '.join(_IN)}, not {', '.join(inputs)}"
-    if dtypes["o"] not in _OUT:
-        return f"out_dtype={dtypes['o']!r}; it writes {', '.join(_OUT)}"
-    for name in ("D", "D_v"):
-        extent = problem.dim[name]
-        if isinstance(extent, str):
-            return f"{name} is symbolic; it is compiled for one number of channels"
-        if extent % 8 or not 8 <= extent <= _MOST:
-            return f"{name}={extent}; it takes multiples of 8 from 8 to {_MOST}"
-    return None
 
 
 def flags(problem: Problem) -> str:

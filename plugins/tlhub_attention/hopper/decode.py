@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tlhub.specs import Config, DeviceFacts, Problem, Schedule
-from tlhub_attention.cuda import decode_code
+from tlhub_attention.cuda import decode_code, served
 from tlhub_attention.hopper.decode_plan import plans
-
-_ARCH = "cuda:sm_90a"
 
 
 def supports(problem: Problem, facts: DeviceFacts) -> str | None:
     """Return why the schedule does not serve *problem*, or None."""
-    if facts.arch != _ARCH:
-        return f"it is for {_ARCH}, and this is {facts.arch}"
-    return decode_code.unserved(problem)
+    return served.on_hopper(facts) or served.unserved(problem)
 
 
 def configs(problem: Problem, facts: DeviceFacts) -> Sequence[Config]:

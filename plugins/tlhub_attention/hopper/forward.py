@@ -5,31 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tlhub.specs import Config, DeviceFacts, Problem, Schedule
+from tlhub_attention.cuda import served
 from tlhub_attention.hopper.forward_plan import plans
-
-_ARCH = "cuda:sm_90a"
-_IN = ("float16", "bfloat16")
-_OUT = (*_IN, "float32")
-_MOST = 256  # channels
 
 
 def supports(problem: Problem, facts: DeviceFacts) -> str | None:
     """Return why the schedule does not serve *problem*, or None."""
-    dtypes = dict(problem.dtypes)
-    inputs = {dtypes[name] for name in "qkv"}
-    if facts.arch != _ARCH:
-        return f"it is for {_ARCH}, and this is {facts.arch}"
-    if len(inputs) > 1 or dtypes["q"] not in _IN:
-        return f"it takes q, k and v of one type, {' or '.join(_IN)}, not {', '.join(dtypes[name] for name in 'qkv')}"
-    if dtypes["o"] not in _OUT:
-        return f"out_dtype={dtypes['o']!r}; it writes {', '.join(_OUT)}"
-    for name in ("D", "D_v"):
-        extent = problem.dim[name]
-        if isinstance(extent, str):
-            return f"{name} is symbolic; it is compiled for one number of channels"
-        if extent % 8 or not 8 <= extent <= _MOST:
-            return f"{name}={extent}; it takes multiples of 8 from 8 to {_MOST}"
-    return None
+    return served.on_hopper(facts) or served.unserved(problem)
 
 
 def configs(problem: Problem, facts: DeviceFacts) -> Sequence[Config]:
@@ -51,7 +33,7 @@ HOPPER = Schedule(
     symbolic=("B", "S", "H", "H_kv", "S_kv"),
     sources=(
         *(f"tlhub_attention.hopper.forward{part}" for part in ("", "_plan", "_program")),
-        "tlhub_attention.cuda.code",
+        *("tlhub_attention.cuda.code", "tlhub_attention.cuda.served"),
         "tlhub.cuda.tensor_cores",
         "tlhub/cuda/tensor_cores.cuh",
         *(f"tlhub_attention/cuda/{name}.cuh" for name in ("call", "rows", "softmax", "forward_hopper")),

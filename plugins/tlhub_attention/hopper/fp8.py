@@ -5,31 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tlhub.specs import Config, DeviceFacts, Problem, Schedule
+from tlhub_attention.cuda import served
 from tlhub_attention.hopper.fp8_plan import plans
 
-_ARCH = "cuda:sm_90a"
 _IN = ("float8_e4m3fn", "float8_e5m2")
-_OUT = ("float16", "bfloat16", "float32")
-_MOST = 256  # channels
 
 
 def supports(problem: Problem, facts: DeviceFacts) -> str | None:
     """Return why the schedule does not serve *problem*, or None."""
-    dtypes = dict(problem.dtypes)
-    inputs = {dtypes[name] for name in "qkv"}
-    if facts.arch != _ARCH:
-        return f"it is for {_ARCH}, and this is {facts.arch}"
-    if len(inputs) > 1 or dtypes["q"] not in _IN:
-        return f"it takes q, k and v of one type, {' or '.join(_IN)}, not {', '.join(dtypes[name] for name in 'qkv')}"
-    if dtypes["o"] not in _OUT:
-        return f"out_dtype={dtypes['o']!r}; it writes {', '.join(_OUT)}"
-    for name in ("D", "D_v"):
-        extent = problem.dim[name]
-        if isinstance(extent, str):
-            return f"{name} is symbolic; it is compiled for one number of channels"
-        if extent % 16 or not 16 <= extent <= _MOST:
-            return f"{name}={extent}; it takes multiples of 16 from 16 to {_MOST}"
-    return None
+    return served.on_hopper(facts) or served.unserved(problem, types=_IN, step=16)
 
 
 def configs(problem: Problem, facts: DeviceFacts) -> Sequence[Config]:
@@ -51,7 +35,7 @@ HOPPER_FP8 = Schedule(
     symbolic=("B", "S", "H", "H_kv", "S_kv"),
     sources=(
         *(f"tlhub_attention.hopper.{name}" for name in ("fp8", "fp8_plan", "fp8_program", "forward_plan")),
-        "tlhub_attention.cuda.code",
+        *("tlhub_attention.cuda.code", "tlhub_attention.cuda.served"),
         "tlhub.cuda.tensor_cores",
         "tlhub/cuda/tensor_cores.cuh",
         *(

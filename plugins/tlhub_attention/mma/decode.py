@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tlhub.specs import Config, DeviceFacts, Problem, Schedule
-from tlhub_attention.cuda import decode_code
+from tlhub_attention.cuda import decode_code, served
 from tlhub_attention.mma.decode_plan import plans
-
-_LEAST = 80
 
 
 def supports(problem: Problem, facts: DeviceFacts) -> str | None:
     """Return why the schedule does not serve *problem*, or None."""
-    if decode_code.capability(facts.arch) < _LEAST:
-        return f"it needs the products of compute capability 8.0, and this is {facts.arch}"
-    return decode_code.unserved(problem)
+    return served.by_mma(facts) or served.unserved(problem)
 
 
 def configs(problem: Problem, facts: DeviceFacts) -> Sequence[Config]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tlhub.build.program import Branch, CudaProgram, Launch, Parameter
 from tlhub.specs import Config, Problem
-from tlhub_attention.cuda import code, decode_code
+from tlhub_attention.cuda import code, decode_code, served
 from tlhub_attention.cuda.decode_plan import Plan
 
 _PROGRAMMATIC = 90  # the least architecture with launches that begin early
@@ -19,7 +19,7 @@ def program(problem: Problem, config: Config, arch: str) -> CudaProgram:
         code.source(problem, *decode_code.FILES, "decode_mma.cuh"),
         *(f"MMA_DECODE({plan.shared(*channels)}, {', '.join(map(str, plan))})\n" for plan in chosen),
     ]
-    early = decode_code.capability(arch) >= _PROGRAMMATIC
+    early = served.capability(arch) >= _PROGRAMMATIC
     branches = (_branch(problem, plan, channels, early, last=plan == chosen[-1]) for plan in chosen)
     by_rows, when = decode_code.rows(problem)
     return CudaProgram("\n".join(source), (*branches, Branch((by_rows,), when)), values=decode_code.values(problem))
