@@ -25,6 +25,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
+from queue import LifoQueue
 from typing import Any
 
 import tlhub_registry
@@ -106,23 +107,22 @@ def run(items: Mapping[str, list[Item]], options: argparse.Namespace) -> int:
     os.environ["TLHUB_COMPILE"] = "never"
     known = {f"{s.kernel}/{s.name}": s for group in catalog.load().schedules.values() for s in group}
     failed = False
-    for name, problems in items.items():
-        print(name, flush=True)
-        rows = []
-        proofs, times = proved(problems, options.jobs), examined("time", problems)
-        for item, proof, time_of_it in zip(problems, proofs, times, strict=True):
-            rows.append(joined(proof, time_of_it))
-            print(f"  {title(item)}: {verdict(rows[-1])}", flush=True)
-        faults = sum("fault" in row for row in rows)
-        if faults:
-            failed = True
-            print(f"{name}: {faults} of {len(rows)} problems failed: no certificate", flush=True)
-            continue
-        facts = devices.locate(catalog.load(), arch=problems[0].arch).facts
-        options.out.mkdir(parents=True, exist_ok=True)
-        file = options.out / f"{name.replace('/', '-')}.json"
-        file.write_text(document(known[name], facts.model, facts.driver, rows), "utf-8")
-        print(f"{name}: {file}", flush=True)
+    with Examiners(options.jobs) as examiners:
+        for name, problems in items.items():
+            print(name, flush=True)
+            rows = list(map(joined, examiners.together("prove", problems), examiners.alone("time", problems)))
+            for item, row in zip(problems, rows, strict=True):
+                print(f"  {title(item)}: {verdict(row)}", flush=True)
+            faults = sum("fault" in row for row in rows)
+            if faults:
+                failed = True
+                print(f"{name}: {faults} of {len(rows)} problems failed: no certificate", flush=True)
+                continue
+            facts = devices.locate(catalog.load(), arch=problems[0].arch).facts
+            options.out.mkdir(parents=True, exist_ok=True)
+            file = options.out / f"{name.replace('/', '-')}.json"
+            file.write_text(document(known[name], facts.model, facts.driver, rows), "utf-8")
+            print(f"{name}: {file}", flush=True)
     return int(failed)
 
 
@@ -164,53 +164,83 @@ def document(schedule: Schedule, device: str, driver: int, rows: Sequence[Row]) 
     return f'{{\n{fields} "problems": [\n{problems}\n ]\n}}\n'
 
 
-# -- one problem after the other, each without the others' faults ----------------------------------
+# -- processes, so that a fault costs one problem --------------------------------------------------
 
 
-def proved(items: Sequence[Item], jobs: int) -> Iterator[Row]:
-    """Yield a row for each of *items*, in order, once all are proved by *jobs* processes. They share the processors."""
-    threads = max(1, len(os.sched_getaffinity(0)) // jobs)
-    with ThreadPoolExecutor(jobs) as pool:
-        parts = list(pool.map(lambda start: list(examined("prove", items[start::jobs], threads)), range(jobs)))
-    yield from (parts[i % jobs][i // jobs] for i in range(len(items)))
+class Examiners:
+    """*count* processes that examine problems and share the processors. Each stays for the next problem until a fault
+    ends it: what breaks a GPU stays with its process."""
+
+    def __init__(self, count: int) -> None:
+        threads = max(1, len(os.sched_getaffinity(0)) // count)
+        self._all = [_Examiner(threads) for _ in range(count)]
+        self._pool = ThreadPoolExecutor(count)
+        self._free: LifoQueue[_Examiner] = LifoQueue()
+        for examiner in self._all:
+            self._free.put(examiner)
+
+    def __enter__(self) -> Examiners:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+        for examiner in self._all:
+            examiner.stop()
+
+    def together(self, what: str, items: Sequence[Item]) -> list[Row]:
+        """Return a row for each of *items*, or its ``fault``; they are examined side by side."""
+        return list(self._pool.map(lambda item: self._examine(what, item), items))
+
+    def alone(self, what: str, items: Sequence[Item]) -> Iterator[Row]:
+        """Yield what ``together`` returns, by one process and while nothing else is examined."""
+        return (self._examine(what, item) for item in items)
+
+    def _examine(self, what: str, item: Item) -> Row:
+        examiner = self._free.get()
+        try:
+            return examiner.ask(what, item)
+        finally:
+            self._free.put(examiner)
 
 
-def examined(what: str, items: Sequence[Item], threads: int = 0) -> Iterator[Row]:
-    """Yield a row for each of *items*, or its ``fault``. What fails ends its process, and costs no other problem.
-    *threads*: of NumPy's products, 0 for as many as it likes."""
-    done = 0
-    while done < len(items):
-        for row in _of_one_process(what, items[done:], threads):
-            done += 1
-            yield row
+class _Examiner:
+    """A process of examination.py, started when it is asked for the first time and after a fault."""
 
+    def __init__(self, threads: int) -> None:
+        self._environ = {**os.environ, "OPENBLAS_NUM_THREADS": str(threads)}
+        self._process: subprocess.Popen[str] | None = None
 
-def _of_one_process(what: str, items: Sequence[Item], threads: int) -> Iterator[Row]:
-    """Yield rows, up to the first fault: a fault of a GPU stays with the process that made it."""
-    read, write = os.pipe()
-    command = [sys.executable, str(CHILD), what, str(write)]
-    env = {**os.environ, "OPENBLAS_NUM_THREADS": str(threads)} if threads else None
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=(write,), text=True, env=env)
-    os.close(write)
-    try:
-        with os.fdopen(read, "rb", buffering=0) as answers:
-            assert process.stdin
-            process.stdin.write(json.dumps([asdict(item) for item in items]))
-            process.stdin.close()
-            for _ in items:
-                ready, _, _ = select.select([answers], [], [], PATIENCE)
-                line = answers.readline() if ready else b""
-                if not line:
-                    why = f"its process ended with {process.wait()}" if ready else f"no answer in {PATIENCE:.0f} s"
-                    yield {"fault": why}
-                    return
-                row = json.loads(line)
-                yield row
-                if "fault" in row:
-                    return
-    finally:
-        process.kill()
-        process.wait()
+    def ask(self, what: str, item: Item) -> Row:
+        process = self._process = self._process or self._start()
+        assert process.stdin
+        try:
+            print(json.dumps([what, asdict(item)]), file=process.stdin, flush=True)
+        except BrokenPipeError:
+            pass  # it has ended: no answer
+        ready, _, _ = select.select([self._answers], [], [], PATIENCE)
+        line = self._answers.readline() if ready else b""
+        if line:
+            row: Row = json.loads(line)
+        else:
+            row = {"fault": f"its process ended with {process.wait()}" if ready else f"no answer in {PATIENCE:.0f} s"}
+        if "fault" in row:
+            self.stop()
+        return row
+
+    def stop(self) -> None:
+        if self._process:
+            self._process.kill()
+            self._process.wait()
+            self._answers.close()
+            self._process = None
+
+    def _start(self) -> subprocess.Popen[str]:
+        read, write = os.pipe()
+        self._answers = os.fdopen(read, "rb", buffering=0)
+        command = [sys.executable, str(CHILD), str(write)]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=(write,), text=True, env=self._environ)
+        os.close(write)
+        return process
 
 
 if __name__ == "__main__":

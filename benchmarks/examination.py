@@ -1,7 +1,7 @@
 """One problem of a schedule on the device that is here: whether its numbers are right, and how long it takes.
 
-certify.py runs this file as ``examination.py prove|time PIPE`` with problems on stdin; the answers go to PIPE, a line
-of JSON each.
+certify.py runs this file as ``examination.py PIPE`` with a line of JSON on stdin for each problem, ``["prove"|"time",
+{problem}]``; the answers go to PIPE, a line of JSON each.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,17 +39,16 @@ Array = np.ndarray[Any, Any]
 Row = dict[str, Any]
 
 
-def answer(examine: Callable[[Item], Row], pipe: int) -> None:
-    """Examine the problems on stdin and write a line for each to *pipe*, up to the first that fails."""
+def answer(examine: Mapping[str, Callable[[Item], Row]], pipe: int) -> None:
+    """Examine the problems on stdin as they come and write a line for each to *pipe*."""
     with os.fdopen(pipe, "w", encoding="utf-8", buffering=1) as answers:
-        for item in json.load(sys.stdin):
+        for line in sys.stdin:
+            what, item = json.loads(line)
             try:
-                row = examine(Item(**{**item, "shape": shape_of(item["shape"])}))
+                row = examine[what](Item(**{**item, "shape": shape_of(item["shape"])}))
             except Exception as error:
                 row = {"fault": describe(error).partition("\nhint:")[0]}
             answers.write(json.dumps(row) + "\n")
-            if "fault" in row:
-                return
 
 
 def shape_of(shape: Any) -> Any:
@@ -187,4 +186,4 @@ CASES = (
 )
 
 if __name__ == "__main__":
-    answer({"prove": prove, "time": measure}[sys.argv[1]], int(sys.argv[2]))
+    answer({"prove": prove, "time": measure}, int(sys.argv[1]))

@@ -76,16 +76,17 @@ def test_the_plan_is_every_problem_of_the_schedules_that_are_named(tmp_path: Pat
 
 CHILD = """
 import json, os, sys, time
-pipe = os.fdopen(int(sys.argv[2]), "w", buffering=1)
-for item in json.load(sys.stdin):
+pipe = os.fdopen(int(sys.argv[1]), "w", buffering=1)
+for line in sys.stdin:
+    what, item = json.loads(line)
     if item["kernel"] == "dies":
         os._exit(3)
     if item["kernel"] == "hangs":
         time.sleep(60)
-    row = {"fault": "wrong"} if item["kernel"] == "wrong" else {"error": 0, "pid": os.getpid()}
+    if item["kernel"] == "slow":
+        time.sleep(0.5)
+    row = {"fault": "wrong"} if item["kernel"] == "wrong" else {"error": 0, "pid": os.getpid(), "what": what}
     pipe.write(json.dumps(row) + "\\n")
-    if item["kernel"] == "wrong":
-        break
 """
 
 
@@ -95,15 +96,24 @@ def test_what_dies_hangs_or_is_wrong_costs_one_problem(
     (tmp_path / "child.py").write_text(CHILD)
     monkeypatch.setattr(certify, "CHILD", tmp_path / "child.py")
     monkeypatch.setattr(certify, "PATIENCE", 3.0)
-    kinds = ("good", "good", "dies", "good", "wrong", "good", "hangs")
-    rows = list(certify.examined("prove", [Item(kind, (1,), "float32", {}) for kind in kinds]))
-    assert [row.get("fault") for row in rows] == [
-        None, None, "its process ended with 3", None, "wrong", None, "no answer in 3 s",
-    ]  # fmt: skip
-    assert rows[0]["pid"] == rows[1]["pid"] != rows[3]["pid"] != rows[5]["pid"]
-    shared = list(certify.proved([Item(kind, (1,), "float32", {}) for kind in (*kinds[:2], "dies", "good", "good")], 2))
-    assert [row.get("fault") for row in shared] == [None, None, "its process ended with 3", None, None]
-    assert shared[1]["pid"] == shared[3]["pid"] != shared[4]["pid"], "each process has every second problem"
+
+    def of(*kinds: str) -> list[Item]:
+        return [Item(kind, (1,), "float32", {}) for kind in kinds]
+
+    faults = [None, None, "its process ended with 3", None, "wrong", None, "no answer in 3 s"]
+    kinds = of("good", "good", "dies", "good", "wrong", "good", "hangs")
+    with certify.Examiners(1) as one:
+        rows = one.together("prove", kinds)
+        assert [row.get("fault") for row in rows] == faults
+        assert rows[0]["pid"] == rows[1]["pid"] != rows[3]["pid"] != rows[5]["pid"]
+    with certify.Examiners(2) as two:
+        rows = two.together("prove", kinds)
+        assert [row.get("fault") for row in rows] == faults
+        first, second = two.together("prove", of("slow", "slow"))
+        assert first["pid"] != second["pid"], "side by side"
+        times = list(two.alone("time", of("good", "good")))
+        assert [row["what"] for row in times] == ["time", "time"]
+        assert times[0]["pid"] == times[1]["pid"], "the one that has warmed up"
 
 
 def test_a_symbolic_dim_is_tried_at_several_extents_by_one_binary(
