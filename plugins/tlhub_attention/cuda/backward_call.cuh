@@ -6,6 +6,8 @@
  *     dq = scale dS k             dk = scale dS^T q  dv = P^T dout
  */
 
+__device__ __forceinline__ bool is_finite(float x) { return fabsf(x) < infinity(); }
+
 struct Gradients {
   Call call;
   const T *dout;

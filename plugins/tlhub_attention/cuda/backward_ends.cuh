@@ -27,7 +27,7 @@ template <class P> __device__ __forceinline__ void end(const Gradients &all, con
       *reinterpret_cast<uint32_t *>(&rows[row + 8][column + 8 * i + lane % 4 * 2]) = lower;
     }
   }
-  if (call.causal() && probe != probe) *scratch.lost = true;
+  if (!is_finite(probe)) *scratch.lost = true;
   __syncthreads();
   constexpr int EIGHTS = (D + 7) / 8;
 #pragma unroll 4

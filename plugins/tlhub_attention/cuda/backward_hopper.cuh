@@ -106,8 +106,8 @@ __device__ __forceinline__ void consume(
   };
 
   if (count > 0) {
-    barrier_wait(shared.k_full(), 0);
-    barrier_wait(shared.v_full(), 0);
+    await(shared.k_full(), 0);
+    await(shared.v_full(), 0);
     c.start_logits(s);
     wgmma_wait<0>(s);
 #pragma unroll 1

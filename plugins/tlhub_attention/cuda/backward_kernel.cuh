@@ -43,7 +43,10 @@ __device__ __forceinline__ void attend_backward(
   __syncthreads();
   Tile<P> kept = *tile; /* in registers, where there are some left */
   const Tile<P> &t = VARLEN || CAPPED || P::WIDE ? *tile : kept;
-  if (VARLEN && t.key >= t.span.keys) return; /* no tile has this number */
+  auto leave = [] { /* when neither of a cluster reaches for the other's memory any more */
+    if constexpr (P::PAIRED) cluster_arrive(), cluster_wait();
+  };
+  if (VARLEN && t.key >= t.span.keys) return leave(); /* no tile has this number */
 
   int group = __shfl_sync(0xffffffff, threadIdx.x / GROUP, 0);
   if (group == GROUPS) {
@@ -65,7 +68,7 @@ __device__ __forceinline__ void attend_backward(
       consume_keys<P, CAPPED>(map_dk, direct, g, scratch, t, shared, rank);
     }
   }
-  if constexpr (P::PAIRED) cluster_arrive(), cluster_wait(); /* until neither reaches for the other's memory */
+  leave();
 }
 
 }  // namespace backward

@@ -118,7 +118,7 @@ template <class P> __device__ __forceinline__ void end(const Gradients &all, con
   for (int i = 0; i < P::SLICE; i += 4) read_four<P::THREADS>(sums, i, dq[i / (P::SLICE / 2)] + i % (P::SLICE / 2));
   float probe = put_sums<typename P::OfK>(
       tile, warp / P::ACROSS * 32, warp % P::ACROSS * P::SLICE, dq, float(call.scale));
-  if (call.causal() && probe != probe) *scratch.lost = true;
+  if (!is_finite(probe)) *scratch.lost = true;
   __syncthreads();
   store_rows<typename P::OfK, P::BM, D, P::THREADS>(
       tile, g.dq + g.of_dq.at(at.batch, at.query, at.head), g.of_dq.position, g.of_dq.channel,
@@ -272,7 +272,7 @@ __device__ __forceinline__ void attend_backward(const Gradients &all, const Scra
   __syncthreads(); /* until nobody reads keys and values, whose places dk and dv take */
   float probe = put_sums<OfK>(k, strip, side * (P::CHANNELS / 2), dk, float(call.scale));
   probe += put_sums<OfV>(v, strip, side * (P::V_CHANNELS / 2), dv);
-  if (call.causal() && probe != probe) *scratch.lost = true;
+  if (!is_finite(probe)) *scratch.lost = true;
   __syncthreads();
   int rows = call.keys - t.key;
   store_rows<OfK, BN, D, THREADS>(

@@ -56,7 +56,7 @@ template <int MS, int NS> __device__ __forceinline__ auto from_sums(const uint32
   };
 }
 
-/* Sums times `factor`, packed; returned is what is NaN if one is. */
+/* Sums times `factor`, packed; returned is what is not finite if one is not. */
 template <int MS, int NS, int N>
 __device__ __forceinline__ float pack_sums(uint32_t (&packed)[MS][N], const float (&x)[MS][NS], float factor = 1) {
   float probe = 0;

@@ -13,6 +13,12 @@ template <int COUNT> __device__ __forceinline__ void pass(int barrier) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "n"(COUNT) : "memory");
 }
 
+/* A warp: wait for a barrier in shared memory, and for all its threads: what comes next may have to be done by all. */
+__device__ __forceinline__ void await(uint32_t barrier, uint32_t parity) {
+  barrier_wait(barrier, parity);
+  __syncwarp();
+}
+
 /* Numbers 4i to 4i + 3 of a thread, to and from a part in shared memory: of dq, or weights. */
 __device__ __forceinline__ uint32_t four(uint32_t part, int i) { return part + (i * GROUP + threadIdx.x % GROUP) * 16; }
 __device__ __forceinline__ void store_four(uint32_t part, int i, const float *x) {
@@ -47,7 +53,8 @@ __device__ __forceinline__ uint32_t place(uint32_t box, int row, int column, int
   return box + (at ^ (at >> 3 & 112));
 }
 
-/* A consumer: its 64 of the tile's keys, from `first` on, its warp's 16, from `key` on, and where it is. CAPPED: with and without a soft cap. */
+/* A consumer: its 64 of the tile's keys, from `first` on, its warp's 16, from `key` on, and where it is. CAPPED: with
+ * and without a soft cap. */
 template <class P, bool CAPPED> struct Consumer {
   static constexpr int BM = P::BM;
   const Gradients &g;
@@ -61,7 +68,9 @@ template <class P, bool CAPPED> struct Consumer {
   __device__ __forceinline__ Consumer(const Gradients &g, const Tile<P> &t, Shared<P> shared, int first)
       : g(g), t(t), shared(shared), first(first), key(t.key + first + warp * 16), logits(g.call), step(g, t) {}
 
+  /* Tell that this warp reads no more of what a barrier is of. */
   __device__ __forceinline__ void release(uint32_t empty) const {
+    __syncwarp();
     if (lane == 0) barrier_arrive(empty);
   }
 
@@ -79,14 +88,14 @@ template <class P, bool CAPPED> struct Consumer {
 
   /* S', of the stage ahead. */
   __device__ __forceinline__ void start_logits(float (&s)[BM / 2]) {
-    barrier_wait(shared.q_full(ahead.stage), ahead.phase);
+    await(shared.q_full(ahead.stage), ahead.phase);
     multiply<P::STEPS>(s, shared.k(), shared.q(ahead.stage));
     ahead.next();
   }
 
   /* dP', of a stage. */
   __device__ __forceinline__ void start_dp(float (&dp)[BM / 2], const Ring<P::STAGES> &of) const {
-    barrier_wait(shared.dout_full(of.stage), of.phase);
+    await(shared.dout_full(of.stage), of.phase);
     multiply<P::V_STEPS>(dp, shared.v(), shared.dout(of.stage));
   }
 
@@ -116,8 +125,7 @@ template <class P, bool CAPPED> struct Consumer {
     wgmma_fence();
     add_dq(dq, shared.ds(of.stage), shared.k(), part, false);
     if constexpr (P::PAIRED) {
-      barrier_wait(shared.peer_full(of.stage), of.phase);
-      __syncwarp();
+      await(shared.peer_full(of.stage), of.phase);
       wgmma_fence();
       add_dq(dq, shared.peer_ds(of.stage), shared.peer_k(), part, true);
     }
@@ -189,7 +197,7 @@ template <class P, bool CAPPED> struct Consumer {
     float probe = 0;
 #pragma unroll
     for (int i = 0; i < N; ++i) sum[i] *= factor, probe += sum[i];
-    if (g.call.causal() && probe != probe) *scratch.lost = true;
+    if (!is_finite(probe)) *scratch.lost = true;
 #pragma unroll
     for (int i = 0; i < N; i += 8) {
       uint32_t packed[4];
@@ -235,7 +243,6 @@ template <class P, bool CAPPED> struct Consumer {
   /* A product of this consumer's rows of one tile and all of another's, by channels. */
   template <int COUNT>
   __device__ __forceinline__ void multiply(float (&sum)[BM / 2], uint32_t keys, uint32_t queries) const {
-    __syncwarp();
     forget(sum);
     wgmma_fence();
 #pragma unroll

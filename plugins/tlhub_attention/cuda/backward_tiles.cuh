@@ -7,9 +7,9 @@
 namespace backward {
 
 /* Scratch memory, by tiles of BM queries of each head. `sums`: of dq, in parts that blocks add to one after another, in
- * the order of their registers. `stats`: of each query what its exponents are relative to, and then delta. `lost`: whether a
- * gradient has a NaN that may be a hidden key's or query's. `begun`: how many blocks have; `turns`: how many have added
- * to each part of the sums. */
+ * the order of their registers. `stats`: of each query what its exponents are relative to, and then delta. `lost`:
+ * whether a gradient is not finite, so that rows are to be computed anew. `begun`: how many blocks have; `turns`: how
+ * many have added to each part of the sums. */
 struct Scratch {
   float *sums, *stats;
   int *lost, *begun, *turns;

@@ -44,7 +44,7 @@ __device__ __forceinline__ void give_dq(
     }
   }
   if constexpr (P::PAIRED) {
-    barrier_wait(c.shared.peer_full(ring.stage), ring.phase);
+    await(c.shared.peer_full(ring.stage), ring.phase);
     if (c.lane == 0) barrier_arrive_there(address_in(c.shared.peer_empty(ring.stage), rank ^ 1));
   }
   step.next(), ring.next();
@@ -78,7 +78,7 @@ __device__ __forceinline__ void consume_values(
     for (int k = 0; k < 8; ++k) store_four(shared.handed(), k, &s[4 * k]);
     pass<GROUPS * GROUP>(WEIGHTS);
     c.release(shared.q_empty(c.ring.stage));
-    barrier_wait(shared.dout_full(c.ring.stage), c.ring.phase);
+    await(shared.dout_full(c.ring.stage), c.ring.phase);
     c.start_dv(dv, p);
     if constexpr (decltype(more)::value) {
       c.start_logits(s);
@@ -93,7 +93,7 @@ __device__ __forceinline__ void consume_values(
   };
 
   if (count > 0) {
-    barrier_wait(shared.k_full(), 0);
+    await(shared.k_full(), 0);
     c.start_logits(s);
     wgmma_wait<0>(s);
 #pragma unroll 1
@@ -102,7 +102,8 @@ __device__ __forceinline__ void consume_values(
     meet<GROUPS * GROUP>(SLOPES);
     give_dq<P>(c, before, past, scratch, 0, rank);
   }
-  meet<GROUPS * GROUP>(ALL); /* until nobody reads values, whose place dv takes */
+  pass<GROUPS * GROUP>(WEIGHTS);
+  meet<GROUPS * GROUP>(SLOPES); /* until nobody reads values, whose place dv takes */
   c.template put<D_V>(dv, 1.f, shared.v(), map_dv, direct, g.dv, g.of_dv, scratch);
   if (c.lane == 0) store_wait<0>();
 }
@@ -124,12 +125,12 @@ __device__ __forceinline__ void consume_keys(
   };
   auto advance = [&](bool first, auto more) { /* a step whose dP' is there, and that of the next */
     c.release(shared.dout_empty(c.ring.stage));
-    barrier_wait(shared.q_full(c.ring.stage), c.ring.phase);
+    await(shared.q_full(c.ring.stage), c.ring.phase);
     meet<GROUPS * GROUP>(WEIGHTS);
     float s[32];
 #pragma unroll
     for (int k = 0; k < 8; ++k) load_four(&s[4 * k], shared.handed(), k);
-    if constexpr (P::PAIRED) barrier_wait(shared.peer_empty(c.ring.stage), c.ring.phase ^ 1);
+    if constexpr (P::PAIRED) await(shared.peer_empty(c.ring.stage), c.ring.phase ^ 1);
     c.differentiate(s, dp, ds);
     pass<GROUPS * GROUP>(SLOPES);
     meet<GROUP>(TURN + 1); /* until dS' is there, whole */
@@ -151,16 +152,17 @@ __device__ __forceinline__ void consume_keys(
   };
 
   if (count > 0) {
-    barrier_wait(shared.v_full(), 0);
+    await(shared.v_full(), 0);
     start_dp();
     wgmma_wait<0>(dp);
-    barrier_wait(shared.k_full(), 0);
+    await(shared.k_full(), 0);
 #pragma unroll 1
     for (int i = 1; i < count; ++i) advance(i == 1, Constant<true>());
     advance(count == 1, Constant<false>());
     give_dq<P>(c, before, past, scratch, 1, rank);
   }
-  meet<GROUPS * GROUP>(ALL); /* until nobody reads keys, whose place dk takes */
+  pass<GROUPS * GROUP>(SLOPES);
+  meet<GROUPS * GROUP>(WEIGHTS); /* until nobody reads keys, whose place dk takes */
   c.template put<D>(dk, float(g.call.scale), shared.k(), map_dk, direct, g.dk, g.of_dk, scratch);
   if (c.lane == 0) store_wait<0>();
 }
