@@ -129,7 +129,7 @@ constexpr int BESIDE = SLOTS * SLOT_BYTES;
  * ALONE: the producer's first thread asks, not a warp. */
 template <class P, bool ALONE = false> struct Drawn {
   Order order;
-  uint32_t base;
+  uint32_t base, at = 0; /* `at`: the tile's slot */
   Ring<SLOTS> slots = {};
 
   __device__ __forceinline__ void begin() const {
@@ -141,15 +141,24 @@ template <class P, bool ALONE = false> struct Drawn {
 
   __device__ __forceinline__ Drawn<P, true> alone() const { return {order, base}; }
 
-  /* Take the next tile; false if there is none. */
-  __device__ __forceinline__ bool next(Tile &t) {
-    t.slot = slot();
-    barrier_wait(full(t.slot), slots.phase);
+  /* Go on to the next tile; false if there is none. */
+  __device__ __forceinline__ bool advance() {
+    at = slot();
+    barrier_wait(full(at), slots.phase);
     if (!ALONE) __syncwarp();
-    t = recall(t);
-    if (ALONE) barrier_arrive(empty(t.slot)); /* it is in registers */
     slots.next();
-    return t.head >= 0;
+    return read(at).x >= 0;
+  }
+  __device__ __forceinline__ void take(Tile &t) const {
+    t.slot = at;
+    t = recall(t);
+    if (ALONE) barrier_arrive(empty(at)); /* it is in registers */
+  }
+
+  __device__ __forceinline__ bool next(Tile &t) {
+    bool more = advance();
+    if (more) take(t);
+    return more;
   }
 
   /* A tile whole, of which only the slot is known; and the call of its sequence. */
