@@ -226,6 +226,11 @@ __device__ __forceinline__ void give_turn(int group) {
   asm volatile("bar.arrive %0, %1;" ::"r"(1 + group), "n"(2 * GROUP) : "memory");
 }
 
+/* The descriptor of a tile so many bytes on, of one in the same memory: without a carry, which a sum of 64 bits has. */
+__device__ __forceinline__ uint64_t onward(uint64_t tile, int bytes) {
+  return tile >> 32 << 32 | uint32_t(uint32_t(tile) + bytes / 16);
+}
+
 /* Take from products what a slope does for each key between this thread's two rows and a block of keys; `apart`: how
  * many there are up to its first. */
 template <int N> __device__ __forceinline__ void bias(float (&s)[N], float slope, const int (&apart)[2]) {
@@ -378,12 +383,12 @@ __device__ __forceinline__ void consume(
     barrier_wait(shared.q_full(qs.stage), qs.phase);
     barrier_wait(shared.k_full(ks.stage), ks.phase);
     await_turn(group);
-    uint32_t q = shared.q(qs.stage) + group * 64 * 128, k = shared.k(ks.stage);
+    uint64_t q = describe<128>(shared.q(qs.stage) + group * 64 * 128), k = describe<128>(shared.k(ks.stage));
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < P::STEPS; ++step) {
-      uint64_t a = describe<128>(q + step / 4 * P::Q_BOX + step % 4 * 32);
-      uint64_t b = describe<128>(k + step / 4 * P::K_BOX + step % 4 * 32);
+      uint64_t a = onward(q, step / 4 * P::Q_BOX + step % 4 * 32);
+      uint64_t b = onward(k, step / 4 * P::K_BOX + step % 4 * 32);
       FromShared<P::BN>::add(s, a, b, step > 0);
     }
     wgmma_commit();
@@ -391,10 +396,11 @@ __device__ __forceinline__ void consume(
   auto start_sum = [&](bool add) {
     barrier_wait(shared.v_full(vs.stage), vs.phase);
     __syncwarp();
+    uint64_t v = describe<P::V_WIDTH * 2, P::V_BOX>(shared.v(vs.stage));
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < P::BN / 16; ++step) {
-      uint64_t b = describe<P::V_WIDTH * 2, P::V_BOX>(shared.v(vs.stage) + step * 16 * P::V_WIDTH * 2);
+      uint64_t b = onward(v, step * 16 * P::V_WIDTH * 2);
       FromRegisters<P::CHANNELS, true>::add(sum, p[step], b, add || step > 0);
     }
     wgmma_commit();

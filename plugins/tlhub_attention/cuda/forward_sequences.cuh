@@ -129,7 +129,7 @@ constexpr int BESIDE = SLOTS * SLOT_BYTES;
  * ALONE: the producer's first thread asks, not a warp. */
 template <class P, bool ALONE = false> struct Drawn {
   Order order;
-  uint32_t base, at = 0; /* `at`: the tile's slot */
+  uint32_t base;
   Ring<SLOTS> slots = {};
 
   __device__ __forceinline__ void begin() const {
@@ -143,16 +143,16 @@ template <class P, bool ALONE = false> struct Drawn {
 
   /* Go on to the next tile; false if there is none. */
   __device__ __forceinline__ bool advance() {
-    at = slot();
-    barrier_wait(full(at), slots.phase);
+    barrier_wait(full(slot()), slots.phase);
     if (!ALONE) __syncwarp();
-    slots.next();
-    return read(at).x >= 0;
+    int head = read(slot()).x;
+    return (ALONE ? head : same(head)) >= 0;
   }
-  __device__ __forceinline__ void take(Tile &t) const {
-    t.slot = at;
+  __device__ __forceinline__ void take(Tile &t) {
+    t.slot = slot();
     t = recall(t);
-    if (ALONE) barrier_arrive(empty(at)); /* it is in registers */
+    if (ALONE) barrier_arrive(empty(t.slot)); /* it is in registers */
+    slots.next();
   }
 
   __device__ __forceinline__ bool next(Tile &t) {
@@ -164,7 +164,7 @@ template <class P, bool ALONE = false> struct Drawn {
   /* A tile whole, of which only the slot is known; and the call of its sequence. */
   __device__ __forceinline__ Tile recall(const Tile &t) const {
     int4 place = read(t.slot), s = read(t.slot + 16);
-    if (!ALONE) place = uniform(place), s = uniform(s);
+    if (!ALONE) place = same(place), s = same(s);
     int kv_head = place.x / (order.call.heads / order.call.kv_heads);
     return {0, place.x, kv_head, place.y, place.z, place.w, {s.x, s.y, s.z, s.w}, t.slot};
   }
@@ -214,10 +214,8 @@ template <class P, bool ALONE = false> struct Drawn {
     return x;
   }
   /* Tell the compiler that a warp has the same. */
-  static __device__ __forceinline__ int4 uniform(int4 x) {
-    auto same = [](int y) { return __shfl_sync(0xffffffff, y, 0); };
-    return {same(x.x), same(x.y), same(x.z), same(x.w)};
-  }
+  static __device__ __forceinline__ int same(int x) { return __shfl_sync(0xffffffff, x, 0); }
+  static __device__ __forceinline__ int4 same(int4 x) { return {same(x.x), same(x.y), same(x.z), same(x.w)}; }
   static __device__ __forceinline__ void write(uint32_t address, int x, int y, int z, int w) {
     asm volatile("st.shared.v4.s32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
   }
