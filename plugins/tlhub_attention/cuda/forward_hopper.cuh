@@ -444,10 +444,14 @@ __device__ __forceinline__ void consume(
 #pragma unroll
     for (int j = 0; j < P::BN / 4; ++j) p[j / 4][j % 4] = pack<T>(s[2 * j], s[2 * j + 1]);
   };
-  auto begin_tile = [&] {
-    start_logits();
+  auto start_tile = [&](auto products) {
+    if (CAPPED) next_tile(); /* whose registers are short beside products */
+    products();
     give_turn((group + 1) % P::GROUPS);
-    next_tile();
+    if (!CAPPED) next_tile();
+  };
+  auto begin_tile = [&] {
+    start_tile(start_logits);
     wgmma_wait<0>(s);
     end_logits(t.end - 1);
     pack_weights();
@@ -483,10 +487,7 @@ __device__ __forceinline__ void consume(
       tiles.release(done);
     };
     if (P::TILES > 1 && more) {
-      start_logits();
-      start_sum(several);
-      give_turn((group + 1) % P::GROUPS);
-      next_tile();
+      start_tile([&] { start_logits(), start_sum(several); });
       wgmma_wait<1>(s);
       end_logits(t.end - 1);
       end_sum();
