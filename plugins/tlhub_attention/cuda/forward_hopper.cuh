@@ -36,8 +36,8 @@ template <int GROUPS_, int BN_, int TILES_, int BUFFERS_> struct Plan {
   static constexpr int BUFFERS = BUFFERS_; /* chunks of o that a warp stages */
   static constexpr int THREADS = (GROUPS + 1) * GROUP;
   /* registers of a thread; at the launch all have the same */
-  static constexpr int PRODUCER_REGISTERS = GROUPS == 3 ? 32 : VARLEN ? 40 : 24;
-  static constexpr int CONSUMER_REGISTERS = GROUPS == 3 ? 160 : VARLEN ? 232 : 240;
+  static constexpr int PRODUCER_REGISTERS = GROUPS == 3 ? 32 : 40;
+  static constexpr int CONSUMER_REGISTERS = GROUPS == 3 ? 160 : 232;
 
   static constexpr int CHANNELS = round_up(D_V, 32);              /* of v and o */
   static constexpr int V_WIDTH = CHANNELS % 64 == 0 ? 64 : 32;    /* of a box */
@@ -108,12 +108,13 @@ struct Tile {
  * other wave of it is dealt out backwards, which evens out what blocks get. */
 template <class P> struct Tiles {
   const Call &call;
-  int down, section, count; /* tiles of a head, heads of a section, tiles in all */
-  int first = 0, wave = 0;  /* the section's first tile, and the next of its waves */
+  int size, left; /* tiles of a section, and from this one on */
+  int at, step;   /* the block's tile in it, and how far on its next is */
 
   __device__ __forceinline__ explicit Tiles(const Call &call)
-      : call(call), down((call.queries + P::BM - 1) / P::BM), section((2 * gridDim.x + down - 1) / down),
-        count(down * call.heads * call.batch) {}
+      : call(call), size((2 * gridDim.x + down() - 1) / down() * down()), left(count()) {
+    enter(blockIdx.x);
+  }
 
   /* The call that a tile is of. */
   __device__ __forceinline__ const Call &of(const Tile &) const { return call; }
@@ -126,31 +127,41 @@ template <class P> struct Tiles {
   __device__ __forceinline__ Tiles alone() const { return *this; }
   __device__ __forceinline__ Tiles again() const { return Tiles(call); }
 
-  /* Take the next tile; false if there is none. */
-  __device__ __forceinline__ bool next(Tile &t) {
-    int blocks = gridDim.x, size = section * down;
-    for (; first < count; first += size, wave = 0) {
-      int place = (blockIdx.x + blocks - first % blocks) % blocks;
-      int at = wave * blocks + (wave % 2 && call.causal() ? blocks - 1 - place : place);
-      if (at < min(size, count - first)) {
-        ++wave;
-        t = tile(at);
-        return true;
-      }
+  /* Go on to the next tile; false if there is none. Where that lies is left to `take`, for it needs divisions. */
+  __device__ __forceinline__ bool advance() {
+    int blocks = gridDim.x;
+    for (;;) {
+      at += step, step = 2 * blocks - step;
+      if (at < min(size, left)) return true;
+      left -= size;
+      if (left <= 0) return false;
+      enter((blockIdx.x + blocks - (count() - left) % blocks) % blocks);
     }
-    return false;
   }
-
- private:
-  /* The tile number `at` of the section. */
-  __device__ __forceinline__ Tile tile(int at) const {
-    int top = first / down, heads = min(section, call.heads * call.batch - top);
-    Tile t = {};
-    t.place<P>(call, at, top, heads, down);
+  __device__ __forceinline__ void take(Tile &t) const {
+    int top = (count() - left) / down();
+    t = {};
+    t.place<P>(call, at, top, min(size, left) / down(), down());
     t.batch = t.head / call.heads, t.head %= call.heads;
     t.kv_head = t.head / (call.heads / call.kv_heads);
     t.see<P>(call);
-    return t;
+  }
+
+  __device__ __forceinline__ bool next(Tile &t) {
+    bool more = advance();
+    if (more) take(t);
+    return more;
+  }
+
+ private:
+  /* The tiles of a head, and of all. */
+  __device__ __forceinline__ int down() const { return (call.queries + P::BM - 1) / P::BM; }
+  __device__ __forceinline__ int count() const { return down() * call.heads * call.batch; }
+
+  /* Stand before a section, of whose first wave the block has the tile at `place`. */
+  __device__ __forceinline__ void enter(int place) {
+    step = call.causal() ? 2 * place + 1 : gridDim.x;
+    at = place - step;
   }
 };
 
@@ -171,7 +182,16 @@ __device__ __forceinline__ void produce(
     const TensorMap &map_q, const TensorMap &map_k, const TensorMap &map_v, TILES tiles, Shared<P> shared) {
   Ring<P::TILES> qs;
   Ring<P::STAGES> ks, vs;
-  for (Tile t; tiles.next(t);) {
+  auto load_q = [&](const Tile &t) {
+    load<P::BOXES, 64, P::Q_BYTES>(shared.q(qs.stage), map_q, shared.q_full(qs.stage), shared.q_empty(qs.stage),
+                                   qs.phase, t.queries_at() + t.query, t.head, t.batch);
+    qs.next();
+  };
+  constexpr bool AHEAD = P::TILES > 1; /* q is loaded a tile early */
+  Tile t, after;
+  bool more = tiles.next(t);
+  if (AHEAD && more) load_q(t);
+  for (; more; t = after) {
     auto load_k = [&](int block) {
       load<P::BOXES, 64, P::K_BYTES>(shared.k(ks.stage), map_k, shared.k_full(ks.stage), shared.k_empty(ks.stage),
                                      ks.phase, t.keys_at() + block * P::BN, t.kv_head, t.batch);
@@ -184,12 +204,14 @@ __device__ __forceinline__ void produce(
       vs.next();
     };
     load_k(t.end - 1);
-    load<P::BOXES, 64, P::Q_BYTES>(shared.q(qs.stage), map_q, shared.q_full(qs.stage), shared.q_empty(qs.stage),
-                                   qs.phase, t.queries_at() + t.query, t.head, t.batch);
-    qs.next();
+    if (!AHEAD) load_q(t);
     for (int block = t.end - 1; block >= t.first; --block) {
       if (block > t.first) load_k(block - 1);
       load_v(block);
+      if (block == t.end - 1) { /* by now there is room */
+        more = tiles.next(after);
+        if (AHEAD && more) load_q(after);
+      }
     }
   }
 }
@@ -202,6 +224,11 @@ __device__ __forceinline__ void await_turn(int group) {
 }
 __device__ __forceinline__ void give_turn(int group) {
   asm volatile("bar.arrive %0, %1;" ::"r"(1 + group), "n"(2 * GROUP) : "memory");
+}
+
+/* The descriptor of a tile so many bytes on, of one in the same memory: without a carry, which a sum of 64 bits has. */
+__device__ __forceinline__ uint64_t onward(uint64_t tile, int bytes) {
+  return tile >> 32 << 32 | uint32_t(uint32_t(tile) + bytes / 16);
 }
 
 /* Take from products what a slope does for each key between this thread's two rows and a block of keys; `apart`: how
@@ -344,25 +371,24 @@ __device__ __forceinline__ void consume(
     if (lane == 0) barrier_arrive(empty);
   };
   auto next_tile = [&] {
-    if (!tiles.next(t)) return false;
+    tiles.take(t);
     const Call &one = tiles.of(t);
     int top = t.query + group * 64;
     query = top + warp * 16;
     whole_begin = one.seen(min(top + 63, one.queries - 1)).begin, whole_end = one.seen(top).end;
     slope = call.slope(t.head) / factor;
     softmax = Softmax();
-    return true;
   };
   auto start_logits = [&] {
     barrier_wait(shared.q_full(qs.stage), qs.phase);
     barrier_wait(shared.k_full(ks.stage), ks.phase);
     await_turn(group);
-    uint32_t q = shared.q(qs.stage) + group * 64 * 128, k = shared.k(ks.stage);
+    uint64_t q = describe<128>(shared.q(qs.stage) + group * 64 * 128), k = describe<128>(shared.k(ks.stage));
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < P::STEPS; ++step) {
-      uint64_t a = describe<128>(q + step / 4 * P::Q_BOX + step % 4 * 32);
-      uint64_t b = describe<128>(k + step / 4 * P::K_BOX + step % 4 * 32);
+      uint64_t a = onward(q, step / 4 * P::Q_BOX + step % 4 * 32);
+      uint64_t b = onward(k, step / 4 * P::K_BOX + step % 4 * 32);
       FromShared<P::BN>::add(s, a, b, step > 0);
     }
     wgmma_commit();
@@ -370,10 +396,11 @@ __device__ __forceinline__ void consume(
   auto start_sum = [&](bool add) {
     barrier_wait(shared.v_full(vs.stage), vs.phase);
     __syncwarp();
+    uint64_t v = describe<P::V_WIDTH * 2, P::V_BOX>(shared.v(vs.stage));
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < P::BN / 16; ++step) {
-      uint64_t b = describe<P::V_WIDTH * 2, P::V_BOX>(shared.v(vs.stage) + step * 16 * P::V_WIDTH * 2);
+      uint64_t b = onward(v, step * 16 * P::V_WIDTH * 2);
       FromRegisters<P::CHANNELS, true>::add(sum, p[step], b, add || step > 0);
     }
     wgmma_commit();
@@ -417,16 +444,21 @@ __device__ __forceinline__ void consume(
 #pragma unroll
     for (int j = 0; j < P::BN / 4; ++j) p[j / 4][j % 4] = pack<T>(s[2 * j], s[2 * j + 1]);
   };
-  auto begin_tile = [&] {
-    start_logits();
+  auto start_tile = [&](auto products) {
+    if (CAPPED) next_tile(); /* whose registers are short beside products */
+    products();
     give_turn((group + 1) % P::GROUPS);
+    if (!CAPPED) next_tile();
+  };
+  auto begin_tile = [&] {
+    start_tile(start_logits);
     wgmma_wait<0>(s);
     end_logits(t.end - 1);
     pack_weights();
   };
 
   if (group == P::GROUPS - 1) give_turn(0);
-  bool more = next_tile();
+  bool more = tiles.advance();
   if (more) begin_tile();
   while (more) {
 #pragma unroll 1
@@ -447,7 +479,7 @@ __device__ __forceinline__ void consume(
     Tile done = t;
     Softmax of_done = softmax;
     int query_done = query;
-    more = next_tile();
+    more = tiles.advance();
     auto finish_done = [&] {
       const Tile &whole = tiles.recall(done);
       lost |= finish<P>(sum, of_done, factor, map_o, tiles.of(whole), direct, shared.staging(group * 4 + warp), whole,
@@ -455,9 +487,7 @@ __device__ __forceinline__ void consume(
       tiles.release(done);
     };
     if (P::TILES > 1 && more) {
-      start_logits();
-      start_sum(several);
-      give_turn((group + 1) % P::GROUPS);
+      start_tile([&] { start_logits(), start_sum(several); });
       wgmma_wait<1>(s);
       end_logits(t.end - 1);
       end_sum();

@@ -141,21 +141,30 @@ template <class P, bool ALONE = false> struct Drawn {
 
   __device__ __forceinline__ Drawn<P, true> alone() const { return {order, base}; }
 
-  /* Take the next tile; false if there is none. */
-  __device__ __forceinline__ bool next(Tile &t) {
-    t.slot = slot();
-    barrier_wait(full(t.slot), slots.phase);
+  /* Go on to the next tile; false if there is none. */
+  __device__ __forceinline__ bool advance() {
+    barrier_wait(full(slot()), slots.phase);
     if (!ALONE) __syncwarp();
+    int head = read(slot()).x;
+    return (ALONE ? head : same(head)) >= 0;
+  }
+  __device__ __forceinline__ void take(Tile &t) {
+    t.slot = slot();
     t = recall(t);
     if (ALONE) barrier_arrive(empty(t.slot)); /* it is in registers */
     slots.next();
-    return t.head >= 0;
+  }
+
+  __device__ __forceinline__ bool next(Tile &t) {
+    bool more = advance();
+    if (more) take(t);
+    return more;
   }
 
   /* A tile whole, of which only the slot is known; and the call of its sequence. */
   __device__ __forceinline__ Tile recall(const Tile &t) const {
     int4 place = read(t.slot), s = read(t.slot + 16);
-    if (!ALONE) place = uniform(place), s = uniform(s);
+    if (!ALONE) place = same(place), s = same(s);
     int kv_head = place.x / (order.call.heads / order.call.kv_heads);
     return {0, place.x, kv_head, place.y, place.z, place.w, {s.x, s.y, s.z, s.w}, t.slot};
   }
@@ -205,10 +214,8 @@ template <class P, bool ALONE = false> struct Drawn {
     return x;
   }
   /* Tell the compiler that a warp has the same. */
-  static __device__ __forceinline__ int4 uniform(int4 x) {
-    auto same = [](int y) { return __shfl_sync(0xffffffff, y, 0); };
-    return {same(x.x), same(x.y), same(x.z), same(x.w)};
-  }
+  static __device__ __forceinline__ int same(int x) { return __shfl_sync(0xffffffff, x, 0); }
+  static __device__ __forceinline__ int4 same(int4 x) { return {same(x.x), same(x.y), same(x.z), same(x.w)}; }
   static __device__ __forceinline__ void write(uint32_t address, int x, int y, int z, int w) {
     asm volatile("st.shared.v4.s32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
   }

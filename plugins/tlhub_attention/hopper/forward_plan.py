@@ -65,7 +65,7 @@ class Plan(NamedTuple):
     def price(self, d: int, d_v: int, item: int, keys: str = "S_kv") -> str:
         """Return what a tile is expected to take, as a C expression: its *keys*, what a block has besides, and what a
         tile has that does not begin as another ends. The numbers are fitted to times on an H200."""
-        alone = 64 if self.tiles(d, d_v, item) == 1 else 0
+        alone = 320 if self.tiles(d, d_v, item) == 1 else 0
         return f"(CEIL_DIV({keys}, {self.keys}) * {self.keys + 35} + {alone})"
 
     def _chunks(self, d_v: int, item: int) -> int:
