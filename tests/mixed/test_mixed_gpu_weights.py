@@ -88,11 +88,11 @@ def hollow_build():
 @pytest.mark.parametrize(
     ("m", "n", "k", "kernel", "grid"),
     [
-        (1, 8192, 8192, "few_8_whole", (128, 2)),
-        (8, 4096, 4096, "few_8_whole", (64, 4)),
-        (9, 28672, 8192, "few_16_whole", (448, 1)),
-        (32, 1024, 2048, "few_32_whole", (32, 8)),
-        (256, 8192, 8192, "few_32_whole", (256 * 8, 1)),
+        (1, 8192, 8192, "few_8_whole", (64, 4)),
+        (8, 4096, 4096, "few_8_whole", (32, 8)),
+        (9, 28672, 8192, "few_16_whole", (224, 2)),
+        (32, 1024, 2048, "few_32_whole", (8, 8)),
+        (128, 8192, 8192, "few_32_whole", (64 * 4, 1)),
     ],
 )
 def test_few_rows_are_multiplied_by_blocks_that_share_k_till_all_processors_are_busy(driver, m, n, k, kernel, grid):

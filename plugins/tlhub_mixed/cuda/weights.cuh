@@ -1,10 +1,10 @@
 /* gemm_w4a16 and gemm_w8a16: codes of weights become numbers in registers, on their way to mma.sync (sm_80 and newer).
  *
  * For few rows of a, where reading the weights is what takes time. Weights are operand a of the product, 16 rows of w at a
- * time, and rows of a are its eight columns. The warps of a block share K, step by step, and so do the blocks of a cluster;
- * what they have is added up in the end, in order. A lane copies 16 bytes of codes of a row, and the elements of a for the
- * same k, to a place of its own in shared memory, some steps ahead: only it reads them, so nobody is waited for. Which k a
- * product calls first does not matter, as long as both operands agree.
+ * time, and rows of a are its eight columns. The groups of a block's warps share K, step by step, and so do the blocks of a
+ * cluster; what they have is added up in the end, in order. A lane copies 16 bytes of codes of each of its rows, which are
+ * its 32 or 16 k of a step, to a place of its own in shared memory, some steps ahead; the elements of a are the group's.
+ * Which k a product calls first does not matter, as long as both operands agree.
  *
  * For many rows `unpack_weights` writes the numbers to scratch memory, for a product of that type.
  *
@@ -22,8 +22,7 @@ using namespace tensor_cores;
 constexpr int EACH = 16 * 8 / BITS;               /* k of a lane and a step: those of 16 bytes of codes */
 constexpr int STEP = 4 * EACH;                    /* of a warp */
 constexpr int WORD = 32 / BITS, PAIRS = WORD / 2; /* codes of 32 bits */
-constexpr int CHUNKS = EACH * 2 / 16;             /* of 16 bytes of a, for a lane and a step */
-constexpr bool LATE = GROUP_SIZE == 0 || GROUP_SIZE % STEP == 0; /* a step has one scale: sums are multiplied, not weights */
+constexpr int CHUNKS = EACH * 2 / 16;             /* of 16 bytes, of a row of a, that belong to them */
 
 struct Weights {
   const uint8_t *codes; /* signed or not */
@@ -83,13 +82,31 @@ struct Group {
   float zero, scale;
 };
 
-__device__ __forceinline__ Group group_of(const Weights &w, int row, int k) {
+struct Row { /* where one is */
+  const uint8_t *codes;
+  const A *scales;
+  const uint8_t *zeros;
+};
+
+/* A pointer that is kept in registers, not computed anew at each use. */
+template <class T> __device__ __forceinline__ T *kept(T *pointer) {
+  asm("" : "+l"(pointer));
+  return pointer;
+}
+
+__device__ __forceinline__ Row row_of(const Weights &w, int row) {
+  return {
+      kept(w.codes + row * w.row), kept(w.scales + row * w.scale_row),
+      ZEROS ? kept(w.zeros + row * w.zero_row) : nullptr};
+}
+
+__device__ __forceinline__ Group group_of(const Weights &w, const Row &row, int k) {
   constexpr float MIDDLE = BITS == 4 ? 8 : 0;
-  int group = GROUP_SIZE ? k / GROUP_SIZE : 0;
+  index_t group = GROUP_SIZE ? unsigned(k) / unsigned(GROUP_SIZE ? GROUP_SIZE : 1) : 0;
   if (k >= w.depth) return {MIDDLE, 0};
   return {
-      ZEROS ? float(w.zeros[row * w.zero_row + group * w.zero_group]) : MIDDLE,
-      to<float>(w.scales[row * w.scale_row + group * w.scale_group])};
+      ZEROS ? float(__ldg(row.zeros + group * w.zero_group)) : MIDDLE,
+      to<float>(__ldg(row.scales + group * w.scale_group))};
 }
 
 /* (code - zero) scale of 32 bits of codes, or without the scale, which is exact, in pairs: of 4 bits codes i and i + 4, of
@@ -137,7 +154,7 @@ __device__ __forceinline__ uint32_t word_of(const uint4 &four, int i) {
 
 /* Bytes of codes in a row. */
 __device__ __forceinline__ int row_bytes(const Weights &w) { return BITS == 4 ? (w.depth + 1) / 2 : w.depth; }
-__device__ __forceinline__ int byte_of(int k) { return BITS == 4 ? k / 2 : k; }
+__device__ __forceinline__ int byte_of(int k) { return BITS == 4 ? unsigned(k) / 2 : k; }
 
 /* -- few rows of a ------------------------------------------------------------------------------- */
 
@@ -146,20 +163,25 @@ struct Few { /* rows of a, and how they lie */
   index_t row, column;
 };
 
-/* What a kernel is: its Python side is in weights_program.py. It multiplies 8 MT rows of a, and a warp 16 TILES rows of w;
- * with GLU half of these are gates, the others their values. WHOLE: 16 bytes in a row are copied at once. */
-template <int MT_, int TILES_, bool WHOLE_> struct Plan {
-  static constexpr int MT = MT_, TILES = TILES_;
+/* What a kernel is: its Python side is in weights_program.py. A block multiplies 8 MT rows of a and ROWS of w; with GLU half
+ * of these are gates, the others their values. WHOLE: 16 bytes in a row are copied at once. */
+template <int MT_, bool WHOLE_> struct Plan {
+  static constexpr int MT = MT_, TILES = 2; /* of 16 rows of w, of a warp */
   static constexpr bool WHOLE = WHOLE_;
-  static constexpr int WARPS = 4, THREADS = 32 * WARPS;
-  static constexpr int ROWS = 16 * TILES, COLUMNS = 8 * MT, OUT = GLU ? ROWS / 2 : ROWS;
-  static constexpr int PLACES = 2 * TILES + MT * CHUNKS; /* of 16 bytes, of a lane and a stage */
-  static constexpr int STAGE = PLACES * 16 * THREADS;
+  /* a step has one scale, and there are registers: sums are multiplied by it, not weights */
+  static constexpr bool LATE = (GROUP_SIZE == 0 || GROUP_SIZE % STEP == 0) && MT < 4;
+  static constexpr int GROUPS = 2, WARPS = 4;           /* that share K, and of each, side by side */
+  static constexpr int GROUP = 32 * WARPS, THREADS = GROUPS * GROUP;
+  static constexpr int ROWS = 16 * TILES * WARPS, COLUMNS = 8 * MT, OUT = GLU ? ROWS / 2 : ROWS;
+  static constexpr int CODES = 2 * TILES * 16 * THREADS; /* bytes of a stage, those of a after them */
+  static constexpr int ELEMENTS = COLUMNS * STEP * 2;    /* of a group */
+  static constexpr int STAGE = CODES + GROUPS * ELEMENTS;
   static constexpr int STAGES = 98304 / STAGE < 4 ? 98304 / STAGE : 4;
-  static constexpr int PITCH = ROWS + 4; /* of sums in shared memory; without bank conflicts */
+  static constexpr int BLOCKS = WHOLE ? 2 : 1; /* of a processor, at least */
+  static constexpr int PITCH = ROWS + 4;       /* of sums in shared memory; without bank conflicts */
   static constexpr int TOTAL = STAGES * STAGE; /* bytes of shared memory */
 
-  static_assert(WARPS * COLUMNS * PITCH * 4 <= TOTAL, "sums take the place of the ring");
+  static_assert(STAGES > 1 && GROUPS * COLUMNS * PITCH * 4 <= TOTAL, "sums take the place of the ring");
 };
 
 /* Start to copy `bytes` of a chunk, the rest is zeros. */
@@ -220,29 +242,36 @@ template <class P> struct Lane {
   const Call &call;
   const Few &a;
   const Weights &w;
-  int rows[P::TILES][2], columns[P::MT]; /* of w and of a: those past the end are the last ones, and never written */
-  int k, step;                           /* its first k, and k from one of its steps to the next */
-  int across, top;                       /* the block's place */
-  uint32_t place;
+  int across, top;       /* the block's place */
+  Row rows[P::TILES][2]; /* of w: those past the end are the last, and never written */
+  int group, first;      /* its group, and the group's first k */
+  int step;              /* k from one of its steps to the next */
+  uint32_t shared;
 
   __device__ __forceinline__ Lane(const Call &call, const Few &a, const Weights &w, uint32_t shared)
-      : call(call), a(a), w(w) {
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, down = (call.m + P::COLUMNS - 1) / P::COLUMNS;
+      : call(call), a(a), w(w), shared(shared) {
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % P::WARPS, down = (call.m + P::COLUMNS - 1) / P::COLUMNS;
     across = blockIdx.x / down * P::OUT, top = blockIdx.x % down * P::COLUMNS;
+    group = threadIdx.x / P::GROUP;
 #pragma unroll
     for (int i = 0; i < P::TILES * 2; ++i) {
-      int tile = i / 2, part = GLU ? tile / (P::TILES / 2) : 0, row = across + 16 * tile - part * P::OUT;
-      rows[tile][i % 2] = min(part * call.n + row + i % 2 * 8 + lane / 4, w.rows - 1);
+      int row = 16 * (warp * P::TILES + i / 2), part = row / P::OUT;
+      row += part * (call.n - P::OUT) + across + i % 2 * 8 + lane / 4;
+      rows[i / 2][i % 2] = row_of(w, min(row, w.rows - 1));
     }
-#pragma unroll
-    for (int i = 0; i < P::MT; ++i) columns[i] = min(top + 8 * i + lane / 4, call.m - 1);
-    k = (blockIdx.y * P::WARPS + warp) * STEP + lane % 4 * EACH;
-    step = gridDim.y * P::WARPS * STEP;
-    place = shared + threadIdx.x * 16;
+    first = (blockIdx.y * P::GROUPS + group) * STEP;
+    step = gridDim.y * P::GROUPS * STEP;
   }
 
-  __device__ __forceinline__ uint32_t at(int stage, int i) const {
-    return place + (stage * P::PLACES + i) * (16 * P::THREADS);
+  __device__ __forceinline__ int k_of(int k) const { return k + threadIdx.x % 4 * EACH; } /* this lane's, of a step's */
+
+  /* Where codes are, and chunk `part` of those that belong to them of a row of a, which lane `quarter` of four has. */
+  __device__ __forceinline__ uint32_t at_codes(int stage, int i) const {
+    return shared + stage * P::STAGE + (i * P::THREADS + threadIdx.x) * 16;
+  }
+  __device__ __forceinline__ uint32_t at_elements(int stage, int row, int quarter, int part) const {
+    int place = (part * 4 + quarter) ^ (row & 1) << 2; /* without bank conflicts */
+    return shared + stage * P::STAGE + P::CODES + group * P::ELEMENTS + (row * 4 * CHUNKS + place) * 16;
   }
 
   /* Have L2 read the codes of the first steps. No matter who writes them until the end of the kernel before this one: L2
@@ -251,50 +280,59 @@ template <class P> struct Lane {
     constexpr int AHEAD = P::WHOLE ? P::STAGES - 1 : 0;
 #pragma unroll
     for (int stage = 0; stage < AHEAD; ++stage) {
-      int at = k + stage * step;
-      if (at >= w.depth || threadIdx.x % 2) break; /* two lanes are 32 bytes */
+      int k = k_of(first + stage * step);
+      if (k >= w.depth || threadIdx.x % 2) break; /* two lanes are 32 bytes */
 #pragma unroll
       for (int i = 0; i < P::TILES * 2; ++i) {
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(w.codes + rows[i / 2][i % 2] * w.row + byte_of(at)));
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(rows[i / 2][i % 2].codes + byte_of(k)));
       }
     }
   }
 
-  /* Start to copy what it multiplies at k. */
+  /* Start to copy what is multiplied at the step from k on. */
   __device__ __forceinline__ void load(int stage, int k) const {
-    int first = min(byte_of(k), row_bytes(w)), of_a = min(k, w.depth);
+    int byte = min(byte_of(k_of(k)), row_bytes(w));
+    index_t column = P::WHOLE ? 1 : w.column, column_of_a = P::WHOLE ? 1 : a.column;
 #pragma unroll
     for (int i = 0; i < P::TILES * 2; ++i) {
-      const uint8_t *from = w.codes + rows[i / 2][i % 2] * w.row + first * w.column;
-      fetch<P::WHOLE>(at(stage, i), from, w.column, row_bytes(w) - first);
+      fetch<P::WHOLE>(at_codes(stage, i), rows[i / 2][i % 2].codes + byte * column, column, row_bytes(w) - byte);
     }
 #pragma unroll
-    for (int i = 0; i < P::MT * CHUNKS; ++i) {
-      int column = min(of_a + i % CHUNKS * 8, w.depth);
-      const A *from = a.at + columns[i / CHUNKS] * a.row + column * a.column;
-      fetch<P::WHOLE>(at(stage, 2 * P::TILES + i), from, a.column, w.depth - column);
+    for (int i = threadIdx.x % P::GROUP; i < P::COLUMNS * 4 * CHUNKS; i += P::GROUP) {
+      int row = i / (4 * CHUNKS), chunk = i % (4 * CHUNKS), first = min(k + chunk * 8, w.depth);
+      bool inside = top + row < call.m;
+      const A *from = a.at + (inside ? (top + row) * a.row + first * column_of_a : 0);
+      fetch<P::WHOLE>(
+          at_elements(stage, row, chunk / CHUNKS, chunk % CHUNKS), from, column_of_a, inside ? w.depth - first : 0);
     }
   }
 
-  __device__ __forceinline__ void load_groups(Group (&groups)[P::TILES][2], int k) const {
+  __device__ __forceinline__ void load_scales(Group (&groups)[P::TILES][2], int k) const {
 #pragma unroll
     for (int i = 0; i < P::TILES * 2; ++i) {
-      groups[i / 2][i % 2] = group_of(w, rows[i / 2][i % 2], LATE && GROUP_SIZE ? k / STEP * STEP : LATE ? 0 : k);
+      groups[i / 2][i % 2] = group_of(w, rows[i / 2][i % 2], !P::LATE ? k_of(k) : GROUP_SIZE ? k : 0);
     }
+  }
+
+  /* Until what this group copied for a stage is there, and all of it are done with the stage before. */
+  __device__ __forceinline__ void wait() const {
+    warp_mma::wait_copies<P::STAGES - 2>();
+    asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(P::GROUP) : "memory");
   }
 
   /* Add the products of a stage. */
   template <bool SCALED> __device__ __forceinline__ void multiply(Sums<P> &sum, int stage, Group (&groups)[P::TILES][2]) {
     uint4 codes[P::TILES][2], chunk[P::MT];
+    int row = threadIdx.x % 32 / 4, quarter = threadIdx.x % 4;
 #pragma unroll
-    for (int i = 0; i < P::TILES * 2; ++i) codes[i / 2][i % 2] = read_place(at(stage, i));
+    for (int i = 0; i < P::TILES * 2; ++i) codes[i / 2][i % 2] = read_place(at_codes(stage, i));
 #pragma unroll
     for (int word = 0; word < 4; ++word) {
       uint32_t right[P::MT][PAIRS];
 #pragma unroll
       for (int mt = 0; mt < P::MT; ++mt) {
         constexpr int WORDS = 4 / CHUNKS; /* of codes, for a chunk of a */
-        if (word % WORDS == 0) chunk[mt] = read_place(at(stage, 2 * P::TILES + mt * CHUNKS + word / WORDS));
+        if (word % WORDS == 0) chunk[mt] = read_place(at_elements(stage, 8 * mt + row, quarter, word / WORDS));
         elements(chunk[mt], word, right[mt]);
       }
 #pragma unroll
@@ -322,20 +360,19 @@ template <class P> __device__ __forceinline__ void add_products(Sums<P> &sum, La
   Group groups[P::TILES][2], next[P::TILES][2];
 #pragma unroll
   for (int stage = 0; stage < P::STAGES - 1; ++stage) {
-    lane.load(stage, lane.k + stage * lane.step);
+    lane.load(stage, lane.first + stage * lane.step);
     warp_mma::commit_copies();
   }
-  lane.load_groups(next, lane.k);
-  int end = lane.w.depth, lead = threadIdx.x % 4 * EACH, stage = 0;
+  lane.load_scales(next, lane.first);
+  int stage = 0;
 #pragma unroll 1
-  for (int k = lane.k; k - lead < end; k += lane.step) {
-    warp_mma::wait_copies<P::STAGES - 2>();
-    int free = stage == 0 ? P::STAGES - 1 : stage - 1;
-    lane.load(free, k + (P::STAGES - 1) * lane.step);
+  for (int k = lane.first; k < lane.w.depth; k += lane.step) {
+    lane.wait();
+    lane.load(stage == 0 ? P::STAGES - 1 : stage - 1, k + (P::STAGES - 1) * lane.step);
     warp_mma::commit_copies();
     memcpy(groups, next, sizeof(groups));
-    lane.load_groups(next, k + lane.step); /* on their way while these are multiplied */
-    if constexpr (LATE) {
+    lane.load_scales(next, k + lane.step); /* on their way while these are multiplied */
+    if constexpr (P::LATE) {
       bool finite = true; /* infinity times 0 is NaN of each weight, not of sums */
 #pragma unroll
       for (int i = 0; i < P::TILES * 2; ++i) finite &= isfinite(groups[i / 2][i % 2].scale);
@@ -368,13 +405,13 @@ template <class P> __device__ __forceinline__ void multiply(const Call &call, co
   start_next();
   add_products<P>(sum, mine);
   __syncthreads();
-  float *shared = reinterpret_cast<float *>(memory); /* [WARPS][COLUMNS][PITCH] */
-  int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  float *shared = reinterpret_cast<float *>(memory); /* [GROUPS][COLUMNS][PITCH] */
+  int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % P::WARPS;
 #pragma unroll
   for (int i = 0; i < P::TILES * P::MT * 4; ++i) {
     int tile = i / 4 / P::MT, mt = i / 4 % P::MT;
-    int row = 16 * tile + lane / 4 + i / 2 % 2 * 8, column = 8 * mt + lane % 4 * 2 + i % 2;
-    shared[(warp * P::COLUMNS + column) * P::PITCH + row] = sum[tile][mt][i % 4];
+    int row = 16 * (warp * P::TILES + tile) + lane / 4 + i / 2 % 2 * 8, column = 8 * mt + lane % 4 * 2 + i % 2;
+    shared[(mine.group * P::COLUMNS + column) * P::PITCH + row] = sum[tile][mt][i % 4];
   }
   wait_for_cluster();
   /* x of a row of w within the block, and of a, with the bias */
@@ -383,7 +420,7 @@ template <class P> __device__ __forceinline__ void multiply(const Call &call, co
     for (int rank = 0; rank < gridDim.y; ++rank) {
       const float *from = shared_of(shared, rank);
 #pragma unroll
-      for (int part = 0; part < P::WARPS; ++part) x += from[(part * P::COLUMNS + column) * P::PITCH + row];
+      for (int part = 0; part < P::GROUPS; ++part) x += from[(part * P::COLUMNS + column) * P::PITCH + row];
     }
     if constexpr (BIAS) x += to<float>(call.bias[n * call.of_bias]);
     return x;
@@ -404,38 +441,37 @@ template <class P> __device__ __forceinline__ void multiply(const Call &call, co
 [[maybe_unused]] constexpr int UNPACK_THREADS = 256;
 
 /* The word of codes of a row from k on, a multiple of WORD. Those past the row's end are any. */
-template <bool WHOLE> __device__ __forceinline__ uint32_t load_word(const Weights &w, int row, int k) {
+template <bool WHOLE> __device__ __forceinline__ uint32_t load_word(const Weights &w, const Row &row, int k) {
   int first = byte_of(k), count = row_bytes(w);
-  const uint8_t *from = w.codes + row * w.row + first * w.column;
+  const uint8_t *from = row.codes + first * (WHOLE ? 1 : w.column);
   if (WHOLE && first + 4 <= count) return __ldcs(reinterpret_cast<const uint32_t *>(from));
   uint32_t word = 0;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) word |= uint32_t(first + i < count ? from[i * w.column] : 0) << 8 * i;
+  for (int i = 0; i < 4; ++i) word |= uint32_t(first + i < count ? from[i * (WHOLE ? 1 : w.column)] : 0) << 8 * i;
   return word;
 }
 
 /* Write the numbers of a word of codes, of which there are `left`, and zeros after them. */
 __device__ __forceinline__ void put_word(A *to, uint32_t word, Group group, int left) {
-  uint32_t pairs[PAIRS];
-  struct alignas(2 * WORD) {
-    A at[WORD];
-  } x;
+  uint32_t pairs[PAIRS], two[PAIRS]; /* two: neighbours */
   numbers<true>(word, group, pairs);
 #pragma unroll
   for (int i = 0; i < PAIRS; ++i) {
-    A two[2];
-    memcpy(two, &pairs[i], 4);
-    x.at[BITS == 4 ? i : 2 * i] = two[0], x.at[BITS == 4 ? i + PAIRS : 2 * i + 1] = two[1];
+    two[i] = BITS == 4 ? __byte_perm(pairs[i % 2 * 2], pairs[i % 2 * 2 + 1], i / 2 ? 0x7632 : 0x5410) : pairs[i];
+    if (left < WORD) two[i] &= (2 * i < left ? 0xffff : 0) | (2 * i + 1 < left ? 0xffff0000 : 0);
   }
-#pragma unroll
-  for (int i = 0; i < WORD; ++i) x.at[i] = i < left ? x.at[i] : A(0.f);
-  *reinterpret_cast<decltype(x) *>(to) = x;
+  if constexpr (PAIRS == 4) {
+    *reinterpret_cast<uint4 *>(to) = {two[0], two[1], two[2], two[3]};
+  } else {
+    *reinterpret_cast<uint2 *>(to) = {two[0], two[1]};
+  }
 }
 
 /* Write the weights, rounded to a's type, as rows of `pitch` elements with zeros from K on: a warp a row. */
 template <bool WHOLE> __device__ __forceinline__ void unpack(const Weights &w, A *to, index_t pitch) {
   constexpr int WARPS = UNPACK_THREADS / 32, AHEAD = 4; /* loads that are under way */
-  for (int row = blockIdx.x * WARPS + threadIdx.x / 32; row < w.rows; row += gridDim.x * WARPS) {
+  for (int number = blockIdx.x * WARPS + threadIdx.x / 32; number < w.rows; number += gridDim.x * WARPS) {
+    Row row = row_of(w, number);
     for (int first = threadIdx.x % 32 * WORD; first < pitch; first += AHEAD * 32 * WORD) {
       uint32_t words[AHEAD];
       Group groups[AHEAD];
@@ -447,7 +483,7 @@ template <bool WHOLE> __device__ __forceinline__ void unpack(const Weights &w, A
 #pragma unroll
       for (int i = 0; i < AHEAD; ++i) {
         int k = first + i * 32 * WORD;
-        if (k < pitch) put_word(to + row * pitch + k, words[i], groups[i], w.depth - k);
+        if (k < pitch) put_word(to + number * pitch + k, words[i], groups[i], w.depth - k);
       }
     }
   }
@@ -458,7 +494,7 @@ template <bool WHOLE> __device__ __forceinline__ void unpack(const Weights &w, A
 /* SHARED: the bytes of shared memory that a launch has; then the arguments of Plan. */
 #define FEW_ROWS(NAME, SHARED, ...)                                                                            \
   static_assert(weights::Plan<__VA_ARGS__>::TOTAL == SHARED, "weights_program.py has another layout");         \
-  extern "C" __global__ void __launch_bounds__(weights::Plan<__VA_ARGS__>::THREADS, 2) NAME(                   \
+  extern "C" __global__ void __launch_bounds__(weights::Plan<__VA_ARGS__>::THREADS, weights::Plan<__VA_ARGS__>::BLOCKS) NAME(                   \
       const A *a, index_t a_row, index_t a_column, WEIGHTS_PARAMETERS, CALL_PARAMETERS) {                      \
     weights::multiply<weights::Plan<__VA_ARGS__>>(CALL, {a, a_row, a_column}, WEIGHTS(k));                     \
   }

@@ -10,12 +10,12 @@ from tlhub.cuda import tensor_cores, warp_mma
 from tlhub.specs import DTYPES, Config, Problem
 from tlhub_mixed.cuda import code
 
-_WARPS, _UNPACK_THREADS = 4, 256
-_TILES = {1: 4, 2: 4, 4: 2}
-"""Tiles of 16 rows of w that a block has, by the rows of a, in eights; a call takes the least that suffices, or blocks
-of the most."""
-_KERNELS = (*((True, width) for width in _TILES), (False, max(_TILES)))
+_ROWS, _THREADS, _GROUPS = 128, 256, 2  # of w, of a block; its threads; groups of warps that share K
+_WIDTHS = (1, 2, 4)
+"""Rows of a of a block, in eights; a call takes the least that suffices, or blocks of the most."""
+_KERNELS = (*((True, width) for width in _WIDTHS), (False, max(_WIDTHS)))
 """Whether a kernel copies 16 bytes at once, and its width, in the order of a call's choice."""
+_UNPACK_THREADS = 256
 _RING = 96 * 1024  # bytes of shared memory that there are for it
 _MOST_STAGES = 4
 _SPLITS = (1, 2, 4, 8)
@@ -27,7 +27,7 @@ HEADERS = "#include <cuda_bf16.h>\n#include <cuda_fp16.h>"
 
 
 def program(problem: Problem, config: Config, arch: str) -> CudaProgram:
-    """Return the program for any number of rows, FEW of them at a time."""
+    """Return the program for any number of rows."""
     constants = {"SCALES": 0, "PROMOTED": 0, "PARTS": 1, **numbers(problem)}
     files = (tensor_cores.FILE, warp_mma.FILE, *FILES)
     source = [HEADERS, code.source(problem, constants, *files), *kernels(problem), ""]
@@ -47,7 +47,7 @@ def bits(problem: Problem) -> int:
 def kernels(problem: Problem) -> list[str]:
     """Return the kernels' instances, to follow weights.cuh."""
     return [
-        f"FEW_ROWS({_name(width, whole)}, {_shared(problem, width)}, {width}, {_TILES[width]}, {str(whole).lower()})"
+        f"FEW_ROWS({_name(width, whole)}, {_shared(problem, width)}, {width}, {str(whole).lower()})"
         for whole, width in _KERNELS
     ]
 
@@ -61,7 +61,7 @@ def branches(problem: Problem, arch: str, when: str = "") -> tuple[Branch, ...]:
     """Return the branches for calls *when* (a condition), by the number of rows of a, and of blocks."""
     found, splits = [], _SPLITS if number(arch) >= 90 else _SPLITS[:1]
     for whole, width in _KERNELS:
-        fits = [when, _SMALL, _whole(problem) if whole else "", f"M <= {8 * width}" if width < max(_TILES) else ""]
+        fits = [when, _SMALL, _whole(problem) if whole else "", f"M <= {8 * width}" if width < max(_WIDTHS) else ""]
         for split in splits:
             busy = f"{_blocks(problem, width)} * {split} >= SMS * 7 / 4" if split < splits[-1] else ""
             launch = _few(problem, arch, width, whole, split)
@@ -101,14 +101,14 @@ def weights(problem: Problem) -> tuple[Parameter, ...]:
 
 
 def _blocks(problem: Problem, width: int) -> str:
-    rows = 16 * _TILES[width] // (2 if problem.option["glu"] else 1)
+    rows = _ROWS // (2 if problem.option["glu"] else 1)
     return f"CEIL_DIV({code.columns(problem)}, {rows}) * CEIL_DIV(M, {8 * width})"
 
 
 def _shared(problem: Problem, width: int) -> int:
-    """Return the bytes of shared memory of a block: stages of a ring, where each lane has 16 bytes of codes of its
-    rows, and what belongs to them of a."""
-    stage = (2 * _TILES[width] + width * 16 // bits(problem)) * 16 * 32 * _WARPS
+    """Return the bytes of shared memory of a block: stages of a ring, in each 64 bytes of codes for a thread, and for
+    each group what belongs to them of a."""
+    stage = 64 * _THREADS + _GROUPS * 8 * width * 4 * (128 // bits(problem)) * 2
     return min(_MOST_STAGES, _RING // stage) * stage
 
 
@@ -117,7 +117,7 @@ def _few(problem: Problem, arch: str, width: int, whole: bool, split: int) -> La
     return Launch(
         kernel=_name(width, whole),
         grid=(_blocks(problem, width), split, 1),
-        block=(32 * _WARPS, 1, 1),
+        block=(_THREADS, 1, 1),
         parameters=(*a, *weights(problem), *code.parameters(problem)),
         shared=_shared(problem, width),
         cluster=(1, split, 1),

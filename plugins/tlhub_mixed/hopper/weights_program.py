@@ -9,7 +9,7 @@ from tlhub_mixed.cuda import code, weights_program
 from tlhub_mixed.hopper import program as products
 from tlhub_mixed.hopper.plan import Plan
 
-_FEW = 256
+_FEW = 128
 """Rows of a up to which weights are rather read again than unpacked."""
 
 
