@@ -100,13 +100,21 @@ __device__ __forceinline__ Row row_of(const Weights &w, int row) {
       ZEROS ? kept(w.zeros + row * w.zero_row) : nullptr};
 }
 
-__device__ __forceinline__ Group group_of(const Weights &w, const Row &row, int k) {
+/* A row's zero point and scale for k as they are stored, which need not have arrived yet; those past the end are the last. */
+struct Stored {
+  uint8_t zero;
+  A scale;
+};
+
+__device__ __forceinline__ Stored load_group(const Weights &w, const Row &row, int k) {
+  index_t group = GROUP_SIZE ? unsigned(min(k, w.depth - 1)) / unsigned(GROUP_SIZE ? GROUP_SIZE : 1) : 0;
+  return {ZEROS ? __ldg(row.zeros + group * w.zero_group) : uint8_t(0), __ldg(row.scales + group * w.scale_group)};
+}
+
+/* What is stored as numbers; the scale is 0 of what is not `inside`. */
+__device__ __forceinline__ Group group_of(const Stored &stored, bool inside) {
   constexpr float MIDDLE = BITS == 4 ? 8 : 0;
-  index_t group = GROUP_SIZE ? unsigned(k) / unsigned(GROUP_SIZE ? GROUP_SIZE : 1) : 0;
-  if (k >= w.depth) return {MIDDLE, 0};
-  return {
-      ZEROS ? float(__ldg(row.zeros + group * w.zero_group)) : MIDDLE,
-      to<float>(__ldg(row.scales + group * w.scale_group))};
+  return {ZEROS ? float(stored.zero) : MIDDLE, inside ? to<float>(stored.scale) : 0};
 }
 
 /* (code - zero) scale of 32 bits of codes, or without the scale, which is exact, in pairs: of 4 bits codes i and i + 4, of
@@ -307,11 +315,12 @@ template <class P> struct Lane {
     }
   }
 
-  __device__ __forceinline__ void load_scales(Group (&groups)[P::TILES][2], int k) const {
+  /* The k whose group it needs at the step from k on. */
+  __device__ __forceinline__ int k_of_group(int k) const { return !P::LATE ? k_of(k) : GROUP_SIZE ? k : 0; }
+
+  __device__ __forceinline__ void load_groups(Stored (&groups)[P::TILES][2], int k) const {
 #pragma unroll
-    for (int i = 0; i < P::TILES * 2; ++i) {
-      groups[i / 2][i % 2] = group_of(w, rows[i / 2][i % 2], !P::LATE ? k_of(k) : GROUP_SIZE ? k : 0);
-    }
+    for (int i = 0; i < P::TILES * 2; ++i) groups[i / 2][i % 2] = load_group(w, rows[i / 2][i % 2], k_of_group(k));
   }
 
   /* Until what this group copied for a stage is there, and all of it are done with the stage before. */
@@ -357,21 +366,26 @@ template <class P> struct Lane {
 
 /* The products of this warp's steps. */
 template <class P> __device__ __forceinline__ void add_products(Sums<P> &sum, Lane<P> &lane) {
-  Group groups[P::TILES][2], next[P::TILES][2];
+  Group groups[P::TILES][2];
+  Stored next[P::TILES][2];
+  if (lane.first >= lane.w.depth) return;
 #pragma unroll
   for (int stage = 0; stage < P::STAGES - 1; ++stage) {
     lane.load(stage, lane.first + stage * lane.step);
     warp_mma::commit_copies();
   }
-  lane.load_scales(next, lane.first);
+  lane.load_groups(next, lane.first);
   int stage = 0;
 #pragma unroll 1
   for (int k = lane.first; k < lane.w.depth; k += lane.step) {
     lane.wait();
     lane.load(stage == 0 ? P::STAGES - 1 : stage - 1, k + (P::STAGES - 1) * lane.step);
     warp_mma::commit_copies();
-    memcpy(groups, next, sizeof(groups));
-    lane.load_scales(next, k + lane.step); /* on their way while these are multiplied */
+#pragma unroll
+    for (int i = 0; i < P::TILES * 2; ++i) {
+      groups[i / 2][i % 2] = group_of(next[i / 2][i % 2], lane.k_of_group(k) < lane.w.depth);
+    }
+    lane.load_groups(next, k + lane.step); /* on their way while these are multiplied */
     if constexpr (P::LATE) {
       bool finite = true; /* infinity times 0 is NaN of each weight, not of sums */
 #pragma unroll
@@ -474,16 +488,16 @@ template <bool WHOLE> __device__ __forceinline__ void unpack(const Weights &w, A
     Row row = row_of(w, number);
     for (int first = threadIdx.x % 32 * WORD; first < pitch; first += AHEAD * 32 * WORD) {
       uint32_t words[AHEAD];
-      Group groups[AHEAD];
+      Stored groups[AHEAD];
 #pragma unroll
       for (int i = 0; i < AHEAD; ++i) {
         int k = first + i * 32 * WORD;
-        words[i] = load_word<WHOLE>(w, row, k), groups[i] = group_of(w, row, k);
+        words[i] = load_word<WHOLE>(w, row, k), groups[i] = load_group(w, row, k);
       }
 #pragma unroll
       for (int i = 0; i < AHEAD; ++i) {
         int k = first + i * 32 * WORD;
-        if (k < pitch) put_word(to + number * pitch + k, words[i], groups[i], w.depth - k);
+        if (k < pitch) put_word(to + number * pitch + k, words[i], group_of(groups[i], k < w.depth), w.depth - k);
       }
     }
   }
