@@ -192,6 +192,8 @@ template <int MT_, bool WHOLE_> struct Plan {
   static_assert(STAGES > 1 && GROUPS * COLUMNS * PITCH * 4 <= TOTAL, "sums take the place of the ring");
 };
 
+__device__ __forceinline__ void fetch_to_l2(const void *from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
+
 /* Start to copy `bytes` of a chunk, the rest is zeros. */
 __device__ __forceinline__ void copy_chunk(uint32_t to, const void *from, int bytes) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
@@ -254,6 +256,7 @@ template <class P> struct Lane {
   Row rows[P::TILES][2]; /* of w: those past the end are the last, and never written */
   int group, first;      /* its group, and the group's first k */
   int step;              /* k from one of its steps to the next */
+  int steps, start;      /* how many, and which is the first */
   uint32_t shared;
 
   __device__ __forceinline__ Lane(const Call &call, const Few &a, const Weights &w, uint32_t shared)
@@ -269,6 +272,8 @@ template <class P> struct Lane {
     }
     first = (blockIdx.y * P::GROUPS + group) * STEP;
     step = gridDim.y * P::GROUPS * STEP;
+    steps = max(0, (w.depth - first + step - 1) / step);
+    start = steps ? blockIdx.x / down % steps : 0;
   }
 
   __device__ __forceinline__ int k_of(int k) const { return k + threadIdx.x % 4 * EACH; } /* this lane's, of a step's */
@@ -282,19 +287,36 @@ template <class P> struct Lane {
     return shared + stage * P::STAGE + P::CODES + group * P::ELEMENTS + (row * 4 * CHUNKS + place) * 16;
   }
 
-  /* Have L2 read the codes of the first steps. No matter who writes them until the end of the kernel before this one: L2
-   * is where all see it. */
+  /* The k of its step number i: it begins with one that depends on the block, since all read a, and not the same at once. */
+  __device__ __forceinline__ int k_at(int i) const {
+    int at = start + i;
+    return i < steps ? first + (at < steps ? at : at - steps) * step : w.depth;
+  }
+
+  /* Have L2 read the scales, which then do not wait behind many codes, and the codes of the first steps. No matter who writes
+   * them until the end of the kernel before this one: L2 is where all see it. */
   __device__ __forceinline__ void prefetch() const {
-    constexpr int AHEAD = P::WHOLE ? P::STAGES - 1 : 0;
+    constexpr int AHEAD = P::WHOLE ? P::STAGES - 1 : 0, SECTOR = 32;
+    int part = group * 4 + threadIdx.x % 4; /* which lanes have the same rows */
+#pragma unroll
+    for (int i = 0; i < P::TILES * 2; ++i) {
+      const Row &row = rows[i / 2][i % 2];
+      fetch_ahead<SECTOR / 2>(row.scales, w.scale_group, part);
+      if (ZEROS) fetch_ahead<SECTOR>(row.zeros, w.zero_group, part);
+    }
 #pragma unroll
     for (int stage = 0; stage < AHEAD; ++stage) {
-      int k = k_of(first + stage * step);
+      int k = k_of(k_at(stage));
       if (k >= w.depth || threadIdx.x % 2) break; /* two lanes are 32 bytes */
 #pragma unroll
-      for (int i = 0; i < P::TILES * 2; ++i) {
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(rows[i / 2][i % 2].codes + byte_of(k)));
-      }
+      for (int i = 0; i < P::TILES * 2; ++i) fetch_to_l2(rows[i / 2][i % 2].codes + byte_of(k));
     }
+  }
+
+  /* A part of a row's groups, one of COUNT that are 32 bytes. */
+  template <int COUNT, class E> __device__ __forceinline__ void fetch_ahead(const E *groups, index_t each, int part) const {
+    int count = GROUP_SIZE ? w.depth / (GROUP_SIZE ? GROUP_SIZE : 1) : 0;
+    for (int i = part * COUNT; each == 1 && i < count; i += 4 * P::GROUPS * COUNT) fetch_to_l2(groups + i);
   }
 
   /* Start to copy what is multiplied at the step from k on. */
@@ -368,24 +390,25 @@ template <class P> struct Lane {
 template <class P> __device__ __forceinline__ void add_products(Sums<P> &sum, Lane<P> &lane) {
   Group groups[P::TILES][2];
   Stored next[P::TILES][2];
-  if (lane.first >= lane.w.depth) return;
+  if (lane.steps == 0) return;
 #pragma unroll
   for (int stage = 0; stage < P::STAGES - 1; ++stage) {
-    lane.load(stage, lane.first + stage * lane.step);
+    lane.load(stage, lane.k_at(stage));
     warp_mma::commit_copies();
   }
-  lane.load_groups(next, lane.first);
+  lane.load_groups(next, lane.k_at(0));
   int stage = 0;
 #pragma unroll 1
-  for (int k = lane.first; k < lane.w.depth; k += lane.step) {
+  for (int number = 0; number < lane.steps; ++number) {
+    int k = lane.k_at(number);
     lane.wait();
-    lane.load(stage == 0 ? P::STAGES - 1 : stage - 1, k + (P::STAGES - 1) * lane.step);
+    lane.load(stage == 0 ? P::STAGES - 1 : stage - 1, lane.k_at(number + P::STAGES - 1));
     warp_mma::commit_copies();
 #pragma unroll
     for (int i = 0; i < P::TILES * 2; ++i) {
       groups[i / 2][i % 2] = group_of(next[i / 2][i % 2], lane.k_of_group(k) < lane.w.depth);
     }
-    lane.load_groups(next, k + lane.step); /* on their way while these are multiplied */
+    lane.load_groups(next, lane.k_at(number + 1)); /* on their way while these are multiplied */
     if constexpr (P::LATE) {
       bool finite = true; /* infinity times 0 is NaN of each weight, not of sums */
 #pragma unroll

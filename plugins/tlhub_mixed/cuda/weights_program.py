@@ -63,7 +63,7 @@ def branches(problem: Problem, arch: str, when: str = "") -> tuple[Branch, ...]:
     for whole, width in _KERNELS:
         fits = [when, _SMALL, _whole(problem) if whole else "", f"M <= {8 * width}" if width < max(_WIDTHS) else ""]
         for split in splits:
-            busy = f"{_blocks(problem, width)} * {split} >= SMS * 7 / 4" if split < splits[-1] else ""
+            busy = f"{_blocks(problem, width)} * {split} >= SMS * 3 / 2" if split < splits[-1] else ""
             launch = _few(problem, arch, width, whole, split)
             found.append(Branch((launch,), " && ".join(filter(None, [*fits, busy]))))
     return tuple(found)
