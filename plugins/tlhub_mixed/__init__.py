@@ -10,8 +10,11 @@ from tlhub_mixed.contracts.quantize import QUANTIZE
 from tlhub_mixed.contracts.scaled import SCALED
 from tlhub_mixed.contracts.weights import W4A16, W8A16
 from tlhub_mixed.cpu.schedules import QUANTIZE_ROWS, SCALED_BLOCKED, W4_BLOCKED, W8_BLOCKED
+from tlhub_mixed.cuda.quantize import QUANTIZE_BLOCKS
+from tlhub_mixed.cuda.weights import W4_MMA, W8_MMA
 from tlhub_mixed.hopper.gemm import HOPPER_MIXED
 from tlhub_mixed.hopper.scaled import HOPPER_SCALED
+from tlhub_mixed.hopper.weights import W4_HOPPER, W8_HOPPER
 
 TLHUB_API = 1
 
@@ -24,4 +27,5 @@ def tlhub_kernels() -> Iterable[Kernel]:
 @hookimpl
 def tlhub_schedules() -> Iterable[Schedule]:
     on_cpus = [QUANTIZE_ROWS, SCALED_BLOCKED, W4_BLOCKED, W8_BLOCKED]
-    return [*on_cpus, HOPPER_MIXED, HOPPER_SCALED]
+    on_gpus = [QUANTIZE_BLOCKS, W4_MMA, W8_MMA, HOPPER_MIXED, HOPPER_SCALED, W4_HOPPER, W8_HOPPER]
+    return [*on_cpus, *on_gpus]

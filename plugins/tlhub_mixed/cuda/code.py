@@ -12,8 +12,8 @@ from tlhub.build.program import Parameter
 from tlhub.cuda import tensor_cores
 from tlhub.specs import Problem
 
-_ELEMENTS = tensor_cores.FILE.with_name("elements.cuh")
-_TYPES = {
+ELEMENTS = tensor_cores.FILE.with_name("elements.cuh")
+TYPES = {
     # the C++ type of a dtype, and the header that declares it
     "float32": ("float", None),
     "float16": ("__half", "cuda_fp16.h"),
@@ -29,16 +29,16 @@ def source(problem: Problem, constants: Mapping[str, object], *names: str | Path
     """Return one source: what *problem* defines with *constants* (``SCALES``, ``PROMOTED``, ``PARTS``), call.cuh, and
     *names*, files of cuda/ or whole paths."""
     folder = Path(__file__).parent
-    texts = ((folder / name).read_text(encoding="utf-8") for name in (_ELEMENTS, "call.cuh", *names))
+    texts = ((folder / name).read_text(encoding="utf-8") for name in (ELEMENTS, "call.cuh", *names))
     option, dtypes = problem.option, dict(problem.dtypes)
     beside = dtypes.get("bias") or dtypes.get("residual") or dtypes["c"]
-    used = {"A": dtypes["a"], "B": dtypes["b"], "C": dtypes["c"], "Beside": beside}
-    headers = sorted({header for header in (_TYPES[dtype][1] for dtype in used.values()) if header})
+    used = {"A": dtypes["a"], "B": dtypes.get("b", dtypes["a"]), "C": dtypes["c"], "Beside": beside}
+    headers = sorted({header for header in (TYPES[dtype][1] for dtype in used.values()) if header})
     integer = dtypes["a"] == "int8"
     flags = [f"{name.upper()} = {str(option.get(name, False)).lower()}" for name in ("bias", "residual", "glu")]
     prologue = [
         *(f"#include <{header}>" for header in ("cstdint", *headers)),
-        *(f"using {name} = {_TYPES[dtype][0]};" for name, dtype in used.items()),
+        *(f"using {name} = {TYPES[dtype][0]};" for name, dtype in used.items()),
         f"using Scale = {'uint8_t' if dtypes.get('a_scale') == 'float8_e8m0fnu' else 'float'};",
         f"using Sum = {'int' if integer else 'float'};",
         f"using Real = {'double' if integer and batched(problem) else 'float'};",
@@ -69,7 +69,7 @@ def strides(problem: Problem, name: str) -> tuple[str, str, str]:
     """Return the strides (batch, row, column) of a, b, c or residual, in elements."""
     option = problem.option
     # the second operand's rows are columns of op(B)
-    swapped = option.get("trans_a", False) if name == "a" else name == "b" and not option["trans_b"]
+    swapped = option.get("trans_a", False) if name == "a" else name == "b" and not option.get("trans_b", True)
     first = int(batched(problem))
     row, column = (first + 1, first) if swapped else (first, first + 1)
     return (f"STRIDE({name}, 0)" if first else "0"), f"STRIDE({name}, {row})", f"STRIDE({name}, {column})"
@@ -88,7 +88,7 @@ def parameters(problem: Problem) -> tuple[Parameter, ...]:
 
     def scales(name: str) -> list[Parameter]:
         row, block = f"STRIDE({name}, 0)", f"STRIDE({name}, 1)"
-        if name == "b_scale" and not option["trans_b"]:
+        if name == "b_scale" and not option.get("trans_b", True):
             row, block = block, row
         steps = {"tensor": ("0", "0"), "row": (f"STRIDE({name}, 0)", "0"), "block": (row, block)}
         return array(name, steps[str(option.get("scaling", "tensor"))])

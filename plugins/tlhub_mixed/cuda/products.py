@@ -10,6 +10,8 @@ _PTX = {
     "float8_e5m2": ("e5m2", 32),
     "int8": ("s8", 32),
     "float32": ("tf32", 8),
+    "float16": ("f16", 16),
+    "bfloat16": ("bf16", 16),
 }
 
 
@@ -27,7 +29,7 @@ def _wgmma(a: str, b: str, columns: int) -> str:
     count = columns // 2
     sums = ", ".join(f"%{i}" for i in range(count))
     written = ", ".join(f'"+{letter}"(sum[{i}])' for i in range(count))
-    signs = "" if integer else ", 1, 1"
+    signs = "" if integer else ", 1, 1, 0, 0" if depth == 16 else ", 1, 1"  # those of 16 bits may lie across, too
     return f"""
 template <> struct product::Product<{columns}> {{
   static __device__ __forceinline__ void add({kind} (&sum)[{count}], uint64_t a, uint64_t b, int add) {{

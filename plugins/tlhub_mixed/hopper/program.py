@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from tlhub.build.program import Branch, CudaProgram, Expression, Launch, Parameter, TensorMap
 from tlhub.cuda import tensor_cores
@@ -30,7 +30,7 @@ class Kind(NamedTuple):
 
 
 def kind(problem: Problem) -> Kind:
-    """Return how *problem*, of gemm or of gemm_scaled, is computed."""
+    """Return how *problem*, of any product, is computed."""
     option, a = problem.option, dict(problem.dtypes)["a"]
     scaling = option.get("scaling")
     if scaling == "block":
@@ -40,7 +40,7 @@ def kind(problem: Problem) -> Kind:
     if a == "float32":
         split = option["compute"] == "3xtf32"
         return Kind(NO_SCALES, split, 3 if split else 1)
-    return Kind(NO_SCALES, a != "int8" and not option["fast_accum"], 1)
+    return Kind(NO_SCALES, a.startswith("float8") and not option["fast_accum"], 1)
 
 
 def program(problem: Problem, config: Config, arch: str) -> CudaProgram:
@@ -48,14 +48,18 @@ def program(problem: Problem, config: Config, arch: str) -> CudaProgram:
     plans = [Plan.parse(text) for text in str(config["plans"]).split()]
     made = kind(problem)
     constants = {"SCALES": made.scales, "PROMOTED": int(made.promoted), "PARTS": made.parts}
-    dtypes = dict(problem.dtypes)
-    source = [
-        code.source(problem, constants, "pack.cuh", tensor_cores.FILE, "product_hopper.cuh"),
-        products(dtypes["a"], dtypes["b"], (plan.columns for plan in plans)),
-        *(_instance(problem, plan) for plan in plans),
-        "",
-    ]
+    source = [code.source(problem, constants, *FILES), *kernels(problem, plans), ""]
     return CudaProgram("\n".join(source), branches(problem, plans), values=values(problem, plans))
+
+
+FILES = ("pack.cuh", tensor_cores.FILE, "product_hopper.cuh")
+"""The texts that the kernels are in, after call.cuh."""
+
+
+def kernels(problem: Problem, plans: Sequence[Plan]) -> list[str]:
+    """Return the source of products, and of a kernel for each plan, to follow that of ``FILES``."""
+    a, b = (_dtype(problem, name) for name in "ab")
+    return [products(a, b, (plan.columns for plan in plans)), *(_instance(problem, plan) for plan in plans)]
 
 
 def values(problem: Problem, plans: Sequence[Plan]) -> Mapping[str, Expression]:
@@ -64,7 +68,7 @@ def values(problem: Problem, plans: Sequence[Plan]) -> Mapping[str, Expression]:
     batches, _, columns = code.extents(problem, "c")
     return {
         "padded": f"(K < 1 ? 1 : CEIL_DIV(K, {BYTES // item})) * {BYTES // item}",
-        **{f"fits_{name}": "0" if _rounded(problem) else _mappable(problem, name) for name in "ab"},
+        **{f"fits_{name}": "0" if _copied(problem, name) else _mappable(problem, name) for name in "ab"},
         "fits_c": f"{_mappable(problem, 'c')} && ALIGNED({columns} * {_item(problem, 'c')}, {_ALIGNMENT})",
         **{
             f"copy_{name}": f"fits_{name} ? 0 : CEIL_DIV(padded * {made.parts * item} * {rows} * {batches}, 256) * 256"
@@ -74,25 +78,41 @@ def values(problem: Problem, plans: Sequence[Plan]) -> Mapping[str, Expression]:
     }
 
 
-def branches(problem: Problem, plans: Sequence[Plan]) -> tuple[Branch, ...]:
-    """Return the branches: the cheapest plan, on arrays as they are, or on copies of operands in scratch memory."""
-    found: list[Branch] = []
+Unpacked: TypeAlias = "tuple[tuple[str, tuple[Launch, ...]], ...]"
+"""Launches that write b to its place in the scratch memory, by the conditions under which they are taken."""
+
+
+def branches(problem: Problem, plans: Sequence[Plan], unpacked: Unpacked = ()) -> tuple[Branch, ...]:
+    """Return the branches: the cheapest plan, on arrays as they are, or on copies of operands in scratch memory.
+    *unpacked*: of a problem that has no b."""
     halves = kind(problem).scales == OF_BLOCKS and problem.option.get("glu")
     whole = [f"N_2 % {SPAN} == 0"] if halves else []
+    pack = (_pack(problem),)
+    ways: list[tuple[str, tuple[Launch, ...]]]
+    if unpacked:
+        ways = [(f"fits_a && {when}" if when else "fits_a", launches) for when, launches in unpacked]
+        ways += [(when, (*launches, *pack)) for when, launches in unpacked]
+    else:
+        ways = [("fits_a && fits_b", ()), ("", pack)]
+    found: list[Branch] = []
     for i, plan in enumerate(plans):
         cheapest = [f"cost_{i} <= cost_{j}" for j in range(i + 1, len(plans))]
-        when = " && ".join([_SMALL, f"{_clusters(problem, plan)} * {plan.share} < 0x7fff0000", *whole, *cheapest])
-        for stored, direct in (("fits_c && ", False), ("", True)):
-            launch = _product(problem, plan, copied=False, direct=direct)
-            found.append(Branch((launch,), f"fits_a && fits_b && {stored}{when}"))
-        for stored, direct in (("fits_c && ", False), ("", True)):
-            launches = (_pack(problem), _product(problem, plan, copied=True, direct=direct))
-            found.append(Branch(launches, f"{stored}{when}", "copy_a + copy_b"))
+        small = [_SMALL, f"{_clusters(problem, plan)} * {plan.share} < 0x7fff0000", *whole, *cheapest]
+        for way, before in ways:
+            for stored, direct in (("fits_c", False), ("", True)):
+                launches = (*before, _product(problem, plan, copied=bool(before), direct=direct))
+                when = " && ".join(filter(None, [way, stored, *small]))
+                found.append(Branch(launches, when, "copy_a + copy_b" if before else 0))
     return tuple(found)
 
 
+def _dtype(problem: Problem, name: str) -> str:
+    """Return the dtype of an operand or of c; that of weights which are unpacked is a's."""
+    return dict(problem.dtypes).get(name, problem.dtype)
+
+
 def _item(problem: Problem, name: str) -> int:
-    return DTYPES[dict(problem.dtypes)[name]][1] // 8
+    return DTYPES[_dtype(problem, name)][1] // 8
 
 
 def _mappable(problem: Problem, name: str) -> str:
@@ -121,9 +141,10 @@ def _price(problem: Problem, plan: Plan) -> str:
     return plan.price(_clusters(problem, plan), made.promoted, BYTES // _item(problem, "a"), made.parts)
 
 
-def _rounded(problem: Problem) -> bool:
-    """Tell whether operands are rounded, and so copied: tensor cores cut float32 off."""
-    return dict(problem.dtypes)["a"] == "float32"
+def _copied(problem: Problem, name: str) -> bool:
+    """Tell whether an operand is never taken as it is: float32 is rounded, which tensor cores do not, and weights are
+    unpacked."""
+    return _dtype(problem, name) == "float32" or name not in dict(problem.dtypes)
 
 
 def _glu(problem: Problem) -> bool:
@@ -150,14 +171,16 @@ def _operand(problem: Problem, name: str, box: int, copied: bool) -> TensorMap:
     width = f"padded * {kind(problem).parts}"
 
     def either(of_array: str, of_copy: str) -> str:
+        if name not in dict(problem.dtypes):
+            return of_copy
         return f"(fits_{name} ? {of_array} : {of_copy})" if copied else of_array
 
     def step(extent: str, stride: str, of_copy: str) -> str:
         return either(f"({extent} == 1 ? {_ALIGNMENT} : {stride} * {item})", f"{of_copy} * {item}")
 
     return TensorMap(
-        dict(problem.dtypes)[name],
-        either(f"DATA({name})", _room(at)),
+        _dtype(problem, name),
+        either(f"DATA({name})", room(at)),
         (either("K", width), rows, batches),
         (step(rows, row, width), step(batches, batch, f"{width} * {rows}")),
         (BYTES // item, box, 1),
@@ -174,7 +197,8 @@ def _result(problem: Problem, chunk: int) -> TensorMap:
     return TensorMap(dict(problem.dtypes)["c"], "DATA(c)", extents, tuple(steps), box, swizzle=chunk * item)
 
 
-def _room(at: str) -> str:
+def room(at: str) -> str:
+    """Return an address in the scratch memory."""
     return f"(void *)((char *)WORKSPACE + {at})"
 
 
@@ -205,9 +229,14 @@ def _pack(problem: Problem) -> Launch:
     """Return the launch that copies those of a and b that do not fit."""
 
     def operand(name: str, at: str, rows: str) -> tuple[Parameter, ...]:
-        steps = (Parameter("int64_t", step) for step in code.strides(problem, name))
-        to = Parameter("void *", f"(fits_{name} ? (void *)0 : {_room(at)})")
-        return (Parameter("void *", f"DATA({name})"), *steps, to, Parameter("int64_t", rows))
+        there = name in dict(problem.dtypes)
+        steps = code.strides(problem, name) if there else ("0", "0", "0")
+        return (
+            Parameter("void *", f"DATA({name})" if there else 0),
+            *(Parameter("int64_t", step) for step in steps),
+            Parameter("void *", f"(fits_{name} ? (void *)0 : {room(at)})" if there else 0),
+            Parameter("int64_t", rows),
+        )
 
     batches = code.extents(problem, "c")[0]
     sizes = (Parameter("int64_t", value) for value in (batches, "K", "padded"))

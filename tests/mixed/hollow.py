@@ -1,0 +1,20 @@
+"""Programs whose kernels do nothing, which compile at once: for tests of which of them a call takes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from tlhub.build.program import CudaProgram
+from tlhub.specs import Config, Problem
+from tlhub_mixed.hopper import weights_program
+
+_BODIES = r"^ +(weights::multiply|weights::unpack|product::run)<.*\(.*\); +\\$"
+
+
+def weights(problem: Problem, config: Config, arch: str) -> CudaProgram:
+    """Return the program of Hopper's schedules of narrow weights."""
+    made = weights_program.program(problem, config, arch)
+    source, count = re.subn(_BODIES, r"\\", made.source, flags=re.MULTILINE)
+    assert count == 3
+    return replace(made, source=source)
