@@ -188,9 +188,11 @@ class Driver:
 
     def __init__(self, folder: str | None, **environment: str) -> None:
         before = dict(os.environ)
-        os.environ.update(LD_LIBRARY_PATH=folder or _folders(), **environment)
+        # where libraries are looked for is settled as a process starts: those of one folder are forked from one
+        context = _server() if folder == fake_driver() else multiprocessing.get_context("spawn")
+        os.environ.update(LD_LIBRARY_PATH=folder or _folders(), PYTHONPATH=os.pathsep.join(sys.path))
         try:  # the process starts with the first task
-            self._pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _start, (list(sys.path),))
+            self._pool = ProcessPoolExecutor(1, context, _start, (list(sys.path), before | environment))
             self._pool.submit(int).result(60)
         finally:
             os.environ.clear()
@@ -204,8 +206,18 @@ class Driver:
         self._pool.shutdown()
 
 
-def _start(path: list[str]) -> None:
+@functools.cache
+def _server() -> multiprocessing.context.ForkServerContext:
+    """Return what forks a process that has imported everything and called nothing."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["cuda_preload"])
+    return context
+
+
+def _start(path: list[str], environment: dict[str, str]) -> None:
     sys.path[:] = path
+    os.environ.clear()
+    os.environ.update(environment)
     sys.modules["torch"] = None  # tvm-ffi would import it
 
 
