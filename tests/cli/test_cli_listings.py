@@ -48,6 +48,14 @@ def test_schedules_say_who_brings_them(tlhub):
     assert {s["distribution"] for s in found} == {"tlhub-core"}
 
 
+def test_a_schedule_whose_binaries_are_for_what_was_asked_says_so(tlhub):
+    fixed = {s["name"] for s in tlhub("schedules", "gemm", "--json").json if not s["symbolic"]}
+    lines = {line.split()[1]: line for line in tlhub("schedules", "gemm").stdout.splitlines()}
+    assert "hopper" in fixed and all(
+        ("as asked" in lines[name]) == (name in fixed) for name in lines.keys() - {"schedule"}
+    )
+
+
 def test_targets_name_this_machine(tlhub):
     cpu = next(t for t in tlhub("targets", "--json").json if t["name"] == "cpu")
     assert cpu["devices"][0]["device"] == "cpu:0" and cpu["native"] in cpu["archs"]
