@@ -75,15 +75,26 @@ def build(
 ):
     """Build a program, ``module:function``, in a worker; *dims* None leaves all symbolic.
 
-    Returns ``built``, ``folder``, ``library`` (a path) and ``problem``. Skips the test where there is no nvcc.
+    Returns ``built``, ``folder``, ``linked`` (a path) and ``problem``: of what was built before the same, but where
+    *folder* or *builder* is given. Skips the test where there is no nvcc.
     """
     needs_nvcc()
     problem = make(contract, dims or tuple(d.name for d in contract.dims), dtype or contract.dtypes[0], options or {})
+    asked = (program, problem, json.dumps(config, sort_keys=True), arch, toolchain)
+    shared = folder is None and builder is None
+    if shared and asked in _made:
+        return _made[asked]
     folder = folder or tempfile.mkdtemp(dir=_folders())
     schedule = Schedule("lab", contract.name, 1, 1, ("cuda",), toolchain, program)
     work = (builder or pool.default()).build
     built = work(contract, problem, schedule, config or {}, arch, tlhub_cuda.TARGET, folder)
-    return SimpleNamespace(built=built, folder=folder, linked=os.path.join(folder, "kernel.so"), problem=problem)
+    made = SimpleNamespace(built=built, folder=folder, linked=os.path.join(folder, "kernel.so"), problem=problem)
+    if shared:
+        _made[asked] = made
+    return made
+
+
+_made: dict[tuple[object, ...], SimpleNamespace] = {}
 
 
 def needs_nvcc() -> None:
