@@ -9,8 +9,9 @@ import pytest
 
 @pytest.fixture(scope="session")
 def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A cache folder that lives as long as the session, so that each kernel is compiled once."""
-    return str(tmp_path_factory.mktemp("cache") / "tlhub")
+    """A cache folder that lives as long as the session, so that each kernel is compiled once for all."""
+    base = tmp_path_factory.getbasetemp()
+    return str((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cache" / "tlhub")
 
 
 @pytest.fixture(autouse=True)

@@ -71,7 +71,7 @@ def steps(slow: bool) -> list[Step]:
         Step("tests", ".venv", ("pytest", *two, *every), tests=True),
         Step("wheel: light tests", ".venv-wheel", ("pytest", *two, *marked("light")), tests=True),
         Step("tvm: its newest", ".venv-tvm", ("pytest", *two, *marked("tvm")), tests=True),
-        Step("plugin: its wheel", ".venv-tvm", ("pytest", *marked("wheel", slow)), tests=True),
+        Step("plugin: its wheel", ".venv-tvm", ("pytest", *two, *marked("wheel", slow)), tests=True),
     ]
 
 

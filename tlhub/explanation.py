@@ -147,8 +147,10 @@ class Explanation:
             better = self.resolution.candidates[0].schedule.name
             build = f"tlhub cache prewarm {command(self.problem, self.place)}"
             return f"{served}\n  {better} ranks higher and is not built: {build}"
+        named = self.resolution.by_name
+        asked = f"\n  {named} serves by name: tlhub get {command(self.problem, self.place, named)}" if named else ""
         return {
-            "no schedule": "NoSchedule: no schedule serves it",
+            "no schedule": f"NoSchedule: no schedule serves it{asked}",
             "build": "the first candidate would be built",
             "not prebuilt": f"NotPrebuilt: {'it is pinned' if self.pin else 'compiling is off'}, and no store has it",
         }[self.outcome]

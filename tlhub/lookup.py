@@ -15,7 +15,7 @@ from tlhub.errors import NoSchedule
 from tlhub.explanation import command, show_problem
 from tlhub.pins import pinned
 from tlhub.problem import make, patterns
-from tlhub.resolve import BY_NAME, Resolution, config_of, resolve
+from tlhub.resolve import Resolution, config_of, resolve
 from tlhub.specs import Kernel, Problem
 from tlhub.stores import chain
 
@@ -56,7 +56,7 @@ class Lookup(NamedTuple):
             return resolution
         problem, place = self.problem, self.place
         reasons = "".join(f"\n  {r.schedule}: {r.reason}" for r in resolution.rejected) or " (none is installed)"
-        by_name = next((r.schedule for r in resolution.rejected if r.reason.endswith(BY_NAME)), None)
+        by_name = resolution.by_name
         raise NoSchedule(
             f"no schedule serves {show_problem(problem)} on {place.arch}:{reasons}",
             hint=f"tlhub get {command(problem, place, by_name)}" if by_name else f"tlhub schedules {problem.kernel}",

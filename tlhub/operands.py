@@ -22,15 +22,16 @@ def read(kernel: Kernel, arrays: tuple[Any, ...], options: Mapping[str, Any]) ->
 
     Raises ArgumentError where the arrays do not fit together.
     """
-    if not arrays:
-        raise ArgumentError(f"{kernel.name}: no arrays were given", hint=f"tlhub.get_for({kernel.name!r}, a, b)")
-    dtype = _dtype_of(arrays[0], kernel, kernel.inputs[0].name)
+    dtype = _dtype_of(arrays[0], kernel, kernel.inputs[0].name) if arrays else kernel.dtypes[0]
     symbolic = make(kernel, symbols(kernel, dtype, options), dtype, options)
     inputs = signature(kernel, symbolic).inputs
     if len(arrays) != len(inputs):
+        names = ", ".join(t.name for t in inputs)
+        count = "no arrays were" if not arrays else "1 array was" if len(arrays) == 1 else f"{len(arrays)} arrays were"
+        given = "".join(f", {name}={value!r}" for name, value in options.items())
         raise ArgumentError(
-            f"{kernel.name}: {len(arrays)} arrays were given; its inputs are {', '.join(t.name for t in inputs)}",
-            hint=f"tlhub.get_for({kernel.name!r}, {', '.join(t.name for t in inputs)})",
+            f"{kernel.name}: {count} given; its inputs are {names}",
+            hint=f"tlhub.get_for({kernel.name!r}, {names}{given})",
         )
     elide = next((d.name for d in kernel.dims if d.elide), None)
     extents: dict[str, int] = {}

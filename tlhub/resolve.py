@@ -48,6 +48,11 @@ class Resolution:
     candidates: tuple[Candidate, ...]
     rejected: tuple[Rejected, ...]
 
+    @property
+    def by_name(self) -> str | None:
+        """The first of the rejected that would serve if it were asked for."""
+        return next((r.schedule for r in self.rejected if r.reason.endswith(BY_NAME)), None)
+
 
 def resolve(
     schedules: Iterable[Schedule],

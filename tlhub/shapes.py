@@ -101,7 +101,7 @@ def extents(kernel: Kernel, options: Mapping[str, Value], shape: Shape) -> tuple
     values: dict[str, Extent] = {n: extent(v, kernel.name, n) for n, v in given.items()}
     for dim in dims:
         if piece := part(dim, options):
-            values[dim.name] = _follow(kernel.name, dim, piece, values)
+            values[dim.name] = _follow(kernel, dim, piece, values)
         elif dim.name not in values:
             values[dim.name] = values[dim.default] if isinstance(dim.default, str) else dim.default  # type: ignore[assignment]
     return tuple((n, values[n]) for n in names)
@@ -112,7 +112,7 @@ def _free(dims: Sequence[Dim]) -> list[Dim]:
     return [d for d in dims if not (isinstance(d.default, str) and _PART.fullmatch(d.default))]
 
 
-def _follow(kernel: str, dim: Dim, piece: tuple[str, int], values: Mapping[str, Extent]) -> Extent:
+def _follow(kernel: Kernel, dim: Dim, piece: tuple[str, int], values: Mapping[str, Extent]) -> Extent:
     """Return the extent of *dim*, which is *piece* of another one. Raises ArgumentError where *values* has another."""
     (name, over), given = piece, values.get(dim.name)
     follows: Extent
@@ -123,13 +123,23 @@ def _follow(kernel: str, dim: Dim, piece: tuple[str, int], values: Mapping[str, 
         follows = quotient(whole, over)
     if given not in (None, follows):
         raise ArgumentError(
-            f"{kernel}: dim {dim.name} is {given!r}; it is {dim.default} rounded up: {follows!r} for {name}={whole!r}",
+            f"{kernel.name}: dim {dim.name} is {given!r}; it is {dim.default} rounded up: "
+            f"{follows!r} for {name}={whole!r}",
             argument=dim.name,
             expected=f"{dim.name}={follows}",
             got=repr(given),
-            hint=f"leave {dim.name} away, or {dim.name}={follows}",
+            hint=_divisor(kernel, dim, whole, given) or f"leave {dim.name} away, or {dim.name}={follows}",
         )
     return follows
+
+
+def _divisor(kernel: Kernel, dim: Dim, whole: Extent, given: Extent | None) -> str | None:
+    """Return the option, and its value, under which *dim* of *whole* is what was *given*, or None."""
+    if isinstance(whole, str) or not isinstance(given, int):
+        return None
+    over = str(dim.default).partition("/")[2]
+    choices = next((o.choices for o in kernel.options if o.name == over), ())
+    return next((f"{over}={c!r}" for c in choices if quotient(whole, int(c or 0)) == given), None)
 
 
 def _positions(kernel: str, dims: Sequence[Dim], shape: Sequence[Any]) -> list[str]:

@@ -12,6 +12,7 @@ Imported on request alone, for it needs PyTorch. Its operators are ``torch.ops.t
 
 from __future__ import annotations
 
+import re
 from numbers import Integral, Real
 from typing import Any, NamedTuple
 
@@ -35,6 +36,8 @@ _FLOATS = (Real, torch.SymInt, torch.SymFloat)
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _TYPED = ("dout", "q", "k", "v", "o")
 """The inputs whose dtype is part of the look-up."""
+_WRITTEN = {"slopes": "alibi_slopes", "q_scale": "scales[0]", "k_scale": "scales[1]", "v_scale": "scales[2]"}
+"""What the inputs of kernels are called here, where that is another name."""
 
 
 class _Numbers(NamedTuple):
@@ -83,7 +86,7 @@ def attention(
     Raises what ``tlhub.get`` and its kernels do: ArgumentError for tensors that do not fit, NoSchedule.
     """
     numbers = _numbers("attention", causal, scale, window, softcap, deterministic, schedule, backward_schedule)
-    _check("attention", q=q, k=k, v=v, slopes=alibi_slopes)
+    _check("attention", q=q, k=k, v=v, alibi_slopes=alibi_slopes)
     factors = (None, None, None) if scales is None else _factors(scales, q=q, k=k, v=v)
     o, _ = torch.ops.tlhub.attention(q, k, v, *factors, alibi_slopes, *numbers)
     return o
@@ -113,7 +116,7 @@ def attention_varlen(
     """
     numbers = _numbers("attention_varlen", causal, scale, window, softcap, deterministic, schedule, backward_schedule)
     starts_kv = starts if starts_kv is None else starts_kv
-    _check("attention_varlen", q=q, k=k, v=v, starts=starts, starts_kv=starts_kv, slopes=alibi_slopes)
+    _check("attention_varlen", q=q, k=k, v=v, starts=starts, starts_kv=starts_kv, alibi_slopes=alibi_slopes)
     for name, where in (("starts", starts), ("starts_kv", starts_kv)):
         if where.ndim != 1:
             raise _refused("attention_varlen", name, "one dim", f"shape {tuple(where.shape)}", f"{name}.flatten()")
@@ -221,7 +224,20 @@ def _run(
     dtype = dtypes if len(set(dtypes.values())) > 1 else dtypes["q"]  # one name is found faster than a mapping
     options = {"causal": numbers.causal, "alibi": "slopes" in there, **options}
     kernel = get(name, shape, dtype, device=str(q.device), schedule=schedule, **options)
-    return kernel(*[_plain(name, n, x) for n, x in there.items()], **numbers.scalars)
+    try:
+        return kernel(*[_plain(name, n, x) for n, x in there.items()], **numbers.scalars)
+    except ArgumentError as error:
+        raise _as_written(error) from None
+
+
+def _as_written(error: ArgumentError) -> ArgumentError:
+    """Return *error* of an argument under the name that the caller wrote."""
+    argument = error.argument or ""
+    if argument not in _WRITTEN:
+        return error
+    message, hint = (re.sub(rf"\b{argument}\b", _WRITTEN[argument], text) for text in (error.message, error.hint or ""))
+    how = {"argument": _WRITTEN[argument], "expected": error.expected, "got": error.got}
+    return ArgumentError(message, hint=hint or None, **how)
 
 
 def _plain(kernel: str, name: str, x: Tensor) -> Tensor:
@@ -249,7 +265,7 @@ def _factors(scales: Any, **tensors: Tensor) -> list[Tensor]:
     if len(scales) != len(tensors):
         hint = "scales=(q_scale, k_scale, v_scale)"
         raise _refused("attention", "scales", "a tensor each for q, k and v", f"{len(scales)}", hint)
-    _check("attention", **tensors, **{f"{name}_scale": x for name, x in zip(tensors, scales, strict=True)})
+    _check("attention", **tensors, **{f"scales[{i}]": x for i, x in enumerate(scales)})
     _check_ranks("attention", **tensors)
     shapes = [(x.shape[0], x.shape[2]) for x in tensors.values()]
     return [x.reshape(()).expand(shape) if x.numel() == 1 else x for x, shape in zip(scales, shapes, strict=True)]
@@ -258,7 +274,7 @@ def _factors(scales: Any, **tensors: Tensor) -> list[Tensor]:
 def _check(kernel: str, **tensors: Any) -> None:
     """Refuse what is no tensor on the device of q, what forward mode follows, and a gradient that there is none of."""
     for name, x in tensors.items():
-        if x is None and name == "slopes":
+        if x is None and name == "alibi_slopes":
             continue
         if not isinstance(x, torch.Tensor):
             raise _refused(kernel, name, "a tensor of PyTorch", type(x).__name__, f"torch.as_tensor({name})")

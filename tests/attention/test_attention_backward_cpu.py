@@ -217,7 +217,9 @@ def test_an_argument_of_another_shape_is_refused(name: str, shape: tuple[int, ..
 # -- memory ----------------------------------------------------------------------------------------
 
 _MEMORY = """
-import resource, numpy as np, tlhub
+import resource, sys
+sys.modules["torch"] = None  # tvm-ffi would import it, which takes seconds
+import numpy as np, tlhub
 symbolic = {d: d for d in ("B", "S", "H", "D", "H_kv", "S_kv", "D_v")}
 kernel = tlhub.get("attention_bwd", symbolic, "float32", device="cpu")
 

@@ -200,19 +200,29 @@ def test_what_does_not_fit_is_refused(change: Any, error: type[Exception], said:
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ({"alibi_slopes": [0.5] * 4}, "argument 'slopes': expected a tensor of PyTorch, got list"),
-        ({"alibi_slopes": SLOPES[:3]}, "argument 'slopes': expected shape \\(H=4,\\), got \\(3,\\)"),
-        ({"alibi_slopes": SLOPES.double()}, "argument 'slopes': expected .*float32"),
-        ({"alibi_slopes": SLOPES.clone().requires_grad_()}, "'slopes': expected a tensor that asks for no gradient"),
+        ({"alibi_slopes": [0.5] * 4}, "argument 'alibi_slopes': expected a tensor of PyTorch, got list"),
+        ({"alibi_slopes": SLOPES[:3]}, "argument 'alibi_slopes': expected shape \\(H=4,\\), got \\(3,\\)"),
+        ({"alibi_slopes": SLOPES.double()}, "argument 'alibi_slopes': expected .*float32.*\nhint: alibi_slopes.to"),
+        (
+            {"alibi_slopes": SLOPES.clone().requires_grad_()},
+            "'alibi_slopes': expected a tensor that asks for no gradient",
+        ),
         ({"scales": (SLOPES[:1],)}, "argument 'scales': expected a tensor each for q, k and v, got 1"),
-        ({"alibi_slopes": SLOPES.to(device="meta")}, "argument 'slopes': expected a tensor on cpu, where q is"),
-        ({"scales": (1.0, 1.0, 1.0)}, "argument 'q_scale': expected a tensor of PyTorch, got float"),
+        ({"alibi_slopes": SLOPES.to(device="meta")}, "argument 'alibi_slopes': expected a tensor on cpu, where q is"),
+        ({"scales": (1.0, 1.0, 1.0)}, r"argument 'scales\[0\]': expected a tensor of PyTorch, got float"),
         ({"scales": (SLOPES[:1],) * 3}, "scaled=True, and q is float64; scales are for q, k and v in float8"),
     ],
 )
 def test_slopes_and_scales_that_do_not_fit_are_refused(how: dict[str, Any], said: str) -> None:
     with pytest.raises(ArgumentError, match=said):
         attention(*qkv(), **how)
+
+
+def test_scales_of_another_dtype_are_refused_by_the_name_that_was_written() -> None:
+    q, k, v = (x.detach().to(torch.float8_e4m3fn) for x in qkv())
+    with pytest.raises(ArgumentError, match=r"argument 'scales\[1\]': expected .*float32") as caught:
+        attention(q, k, v, scales=(SLOPES[:1], SLOPES[:1].double(), SLOPES[:1]))
+    assert caught.value.argument == "scales[1]" and caught.value.hint == "scales[1].to(torch.float32)"
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,14 @@ def examination() -> Any:
     return module(SCRIPT.with_name("examination.py"))
 
 
+@pytest.fixture(autouse=True)
+def _without_torch(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of many processes would import it, which takes seconds."""
+    folder = tmp_path_factory.mktemp("path")
+    (folder / "sitecustomize.py").write_text("import sys\nsys.modules['torch'] = None\n")
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+
+
 def run(*words: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, SCRIPT, *words]
     return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300, check=False)

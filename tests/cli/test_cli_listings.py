@@ -48,6 +48,14 @@ def test_schedules_say_who_brings_them(tlhub):
     assert {s["distribution"] for s in found} == {"tlhub-core"}
 
 
+def test_a_schedule_whose_binaries_are_for_what_was_asked_says_so(tlhub):
+    fixed = {s["name"] for s in tlhub("schedules", "gemm", "--json").json if not s["symbolic"]}
+    lines = {line.split()[1]: line for line in tlhub("schedules", "gemm").stdout.splitlines()}
+    assert "hopper" in fixed and all(
+        ("as asked" in lines[name]) == (name in fixed) for name in lines.keys() - {"schedule"}
+    )
+
+
 def test_targets_name_this_machine(tlhub):
     cpu = next(t for t in tlhub("targets", "--json").json if t["name"] == "cpu")
     assert cpu["devices"][0]["device"] == "cpu:0" and cpu["native"] in cpu["archs"]
@@ -73,7 +81,8 @@ def test_a_broken_plugin_that_prints_is_listed_and_harmless(tmp_path):
         module = f"{name.strip('[]')}_plugin_module"
         (info / "entry_points.txt").write_text(f"[tlhub]\n{name} = {module}\n")
         (tmp_path / f"{module}.py").write_text(body)
-    program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from tlhub.cli import main; main()"
+    program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from tlhub.cli import doctor, main; "
+    program += "doctor._LOOKS = (doctor._plugins, doctor._environment); main()"
 
     def run(*args):
         return subprocess.run([sys.executable, "-c", program, *args], capture_output=True, text=True)
@@ -93,6 +102,15 @@ def test_a_broken_plugin_that_prints_is_listed_and_harmless(tmp_path):
     assert any(c["state"] == "failed" and "nonsense" in c["detail"] for c in json.loads(doctor.stdout)["checks"])
 
 
+@pytest.fixture
+def imports_no_compiler(monkeypatch):
+    """What takes doctor seconds is left out: as a whole it runs as the documents have it."""
+    from tlhub.cli import doctor
+
+    monkeypatch.setattr(doctor, "_LOOKS", [look for look in doctor._LOOKS if look is not doctor._toolchains])
+
+
+@pytest.mark.usefixtures("imports_no_compiler")
 def test_doctor(tlhub, monkeypatch):
     monkeypatch.setenv("TLHUB_CACHEDIR", "/nowhere")
     outcome = tlhub("doctor", "--json")
@@ -104,14 +122,6 @@ def test_doctor(tlhub, monkeypatch):
     unknown = next(c for c in checks if "TLHUB_CACHEDIR" in c["detail"])
     assert unknown["state"] == "warning" and "TLHUB_CACHE_DIR" in unknown["hint"]
     assert "TLHUB_CACHEDIR" in tlhub("doctor").stdout
-
-
-@pytest.fixture
-def imports_no_compiler(monkeypatch):
-    """What takes doctor seconds is left out."""
-    from tlhub.cli import doctor
-
-    monkeypatch.setattr(doctor, "_LOOKS", [look for look in doctor._LOOKS if look is not doctor._toolchains])
 
 
 @pytest.mark.usefixtures("imports_no_compiler")
@@ -167,6 +177,7 @@ def test_doctor_fails_for_a_cache_folder_that_is_a_file(tlhub, monkeypatch, tmp_
 def test_doctor_fails_for_a_compiler_that_cannot_be_imported(monkeypatch, tmp_path):
     from tlhub.cli import doctor
 
+    (tmp_path / "tilelang.py").write_text("def set_log_level(level): ...")
     (tmp_path / "tvm.py").write_text("raise RuntimeError('half installed')")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(doctor, "_version", lambda name: "0.25.0")  # installed, whether or not it is here

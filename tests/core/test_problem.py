@@ -266,6 +266,17 @@ def test_arrays_that_do_not_fit_are_shown_as_the_caller_has_them() -> None:
     assert caught.value.hint == "tlhub.get_for('product', a, b)"
 
 
+@pytest.mark.parametrize(("count", "said"), [(0, "no arrays were given"), (1, "1 array was given")])
+def test_the_hint_for_arrays_that_are_missing_keeps_the_options(count: int, said: str) -> None:
+    import numpy as np
+
+    from tlhub import operands
+
+    with pytest.raises(ArgumentError, match=f"{said}; its inputs are x, scale") as caught:
+        operands.read(BLOCKS, (np.ones((3, 7), "float32"),) * count, {"group": 5})
+    assert caught.value.hint == "tlhub.get_for('blocks', x, scale, group=5)"
+
+
 # -- dims of some options only ---------------------------------------------------------------------
 
 
@@ -335,3 +346,12 @@ def test_a_dim_that_follows_from_another_is_nothing_else(given: dict[str, object
     assert "K_4=2" in (refused.value.hint or "")
     with pytest.raises(ArgumentError, match="3 dims were given; it takes M, K"):
         make(BLOCKS, (3, 7, 2), "float32", {})
+
+
+@pytest.mark.parametrize(
+    ("groups", "hint"), [(2, "group=5"), (1, "group=0"), (3, "leave G away, or G=4"), ("G", "leave G away, or G=4")]
+)
+def test_the_option_that_a_dim_follows_from_may_be_what_was_forgotten(groups: object, hint: str) -> None:
+    with pytest.raises(ArgumentError, match="dim G is .*; it is K/group rounded up: 4 for K=7") as refused:
+        make(BLOCKS, {"M": 3, "K": 7, "G": groups}, "float32", {})
+    assert refused.value.hint == hint

@@ -75,15 +75,26 @@ def build(
 ):
     """Build a program, ``module:function``, in a worker; *dims* None leaves all symbolic.
 
-    Returns ``built``, ``folder``, ``library`` (a path) and ``problem``. Skips the test where there is no nvcc.
+    Returns ``built``, ``folder``, ``linked`` (a path) and ``problem``: of what was built before the same, but where
+    *folder* or *builder* is given. Skips the test where there is no nvcc.
     """
     needs_nvcc()
     problem = make(contract, dims or tuple(d.name for d in contract.dims), dtype or contract.dtypes[0], options or {})
+    asked = (program, problem, json.dumps(config, sort_keys=True), arch, toolchain)
+    shared = folder is None and builder is None
+    if shared and asked in _made:
+        return _made[asked]
     folder = folder or tempfile.mkdtemp(dir=_folders())
     schedule = Schedule("lab", contract.name, 1, 1, ("cuda",), toolchain, program)
     work = (builder or pool.default()).build
     built = work(contract, problem, schedule, config or {}, arch, tlhub_cuda.TARGET, folder)
-    return SimpleNamespace(built=built, folder=folder, linked=os.path.join(folder, "kernel.so"), problem=problem)
+    made = SimpleNamespace(built=built, folder=folder, linked=os.path.join(folder, "kernel.so"), problem=problem)
+    if shared:
+        _made[asked] = made
+    return made
+
+
+_made: dict[tuple[object, ...], SimpleNamespace] = {}
 
 
 def needs_nvcc() -> None:
@@ -188,9 +199,11 @@ class Driver:
 
     def __init__(self, folder: str | None, **environment: str) -> None:
         before = dict(os.environ)
-        os.environ.update(LD_LIBRARY_PATH=folder or _folders(), **environment)
+        # where libraries are looked for is settled as a process starts: those of one folder are forked from one
+        context = _server() if folder == fake_driver() else multiprocessing.get_context("spawn")
+        os.environ.update(LD_LIBRARY_PATH=folder or _folders(), PYTHONPATH=os.pathsep.join(sys.path))
         try:  # the process starts with the first task
-            self._pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _start, (list(sys.path),))
+            self._pool = ProcessPoolExecutor(1, context, _start, (list(sys.path), before | environment))
             self._pool.submit(int).result(60)
         finally:
             os.environ.clear()
@@ -204,8 +217,18 @@ class Driver:
         self._pool.shutdown()
 
 
-def _start(path: list[str]) -> None:
+@functools.cache
+def _server() -> multiprocessing.context.ForkServerContext:
+    """Return what forks a process that has imported everything and called nothing."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["cuda_preload"])
+    return context
+
+
+def _start(path: list[str], environment: dict[str, str]) -> None:
     sys.path[:] = path
+    os.environ.clear()
+    os.environ.update(environment)
     sys.modules["torch"] = None  # tvm-ffi would import it
 
 

@@ -126,6 +126,9 @@ def test_an_experiment_is_asked_for_whoever_brings_it(serve: Any, monkeypatch: p
         serve(experiment, distribution=distribution)
         assert judged()["fake"] == "experimental: served when asked for by name"
         assert judged(schedule="fake")["fake"] == "asked for"
+        last = str(tlhub.explain("gemm", (8, 8, 8), "float16", arch=ARCH)).splitlines()[-1]
+        typed = f"tlhub get gemm M=8,N=8,K=8 --dtype float16 --arch {ARCH} --schedule fake"
+        assert last == f"  fake serves by name: {typed}"
 
 
 def test_a_lookup_on_a_cpu_reads_none() -> None:

@@ -98,7 +98,7 @@ def test_configs_fit_the_device(arch):
 LATER = ["sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a", "compute_80"]
 
 
-@pytest.mark.parametrize("arch", ["sm_75", "sm_80", *(pytest.param(a, marks=pytest.mark.slow) for a in LATER)])
+@pytest.mark.parametrize("arch", ["sm_80", *(pytest.param(a, marks=pytest.mark.slow) for a in ("sm_75", *LATER))])
 def test_tensor_cores_and_asynchronous_copies(arch):
     made = build("mma", arch)
     step = 8 if arch == "sm_75" else 16

@@ -66,7 +66,7 @@ def install(place: Path, wheel: Path, extra: str = "") -> Path:
     (core,) = (ROOT / "build" / "wheels").glob("tlhub_core-*.whl")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
     pip = [sys.executable, "-m", "pip", "-qq", "--disable-pip-version-check", "--python", str(venv / "bin" / "python")]
-    subprocess.run([*pip, "install", f"{core}{extra}", str(wheel)], check=True)
+    subprocess.run([*pip, "install", "--no-compile", f"{core}{extra}", str(wheel)], check=True)
     return venv
 
 

@@ -3,4 +3,13 @@
 import sys
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).parent.parent / "build"))
+
+
+@pytest.fixture(scope="module")
+def add():
+    import lab
+
+    return lab.compiled("add")

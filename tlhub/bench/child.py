@@ -42,7 +42,7 @@ class Runner:
                 raise LeftOut(f"{error.name or error} is not installed") from error
             except NotImplementedError as error:
                 raise LeftOut(str(error) or "it does not compute this problem") from error
-            if "torch" in sys.modules:
+            if sys.modules.get("torch"):  # None where it is hidden
                 sys.modules["torch"].set_num_threads(threads)
         else:
             from tlhub import hub
@@ -101,7 +101,7 @@ class Runner:
 
 def _library() -> str | None:
     """Return what a peer runs on: torch, or the BLAS that NumPy has loaded, where threadpoolctl is here to tell."""
-    if "torch" in sys.modules:
+    if sys.modules.get("torch"):
         return f"torch {sys.modules['torch'].__version__}"
     try:
         from threadpoolctl import threadpool_info

@@ -62,7 +62,7 @@ def schedules(kernel: str | None, as_json: bool) -> None:
             ", ".join(s.targets),
             s.toolchain,
             s.priority,
-            " ".join(s.symbolic) or "none",
+            " ".join(s.symbolic) or "as asked",
             known.owner(s).distribution,
             _certificate(s, known),
         )

@@ -6,7 +6,7 @@ import contextlib
 import json
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -147,6 +147,7 @@ def _target_fault(target: Target) -> str | None:
 _IMPORT = """
 import importlib, json, sys
 found = {}
+sys.modules.update(dict.fromkeys(sys.argv[1:]))  # hidden
 for path in json.load(sys.stdin):
     module, _, name = path.partition(":")
     try:
@@ -167,15 +168,16 @@ def _imports(plugin: plugins.Plugin, report: Report) -> None:
     _import(plugin, paths, report)
     programs = {s.program: s.toolchain for s in plugin.schedules}
     for toolchain in sorted(set(programs.values())):  # one a process, as in workers: two would not bear each other
-        _import(plugin, {path: toolchain for path, t in programs.items() if t == toolchain}, report)
+        hidden = () if toolchain == "tilelang" else ("torch",)  # as there: TVM would import it, which takes seconds
+        _import(plugin, {path: toolchain for path, t in programs.items() if t == toolchain}, report, hidden)
 
 
-def _import(plugin: plugins.Plugin, paths: Mapping[str, str], report: Report) -> None:
-    """Import *paths* in a fresh process; each may lack the package that it is mapped to."""
+def _import(plugin: plugins.Plugin, paths: Mapping[str, str], report: Report, hidden: Sequence[str] = ()) -> None:
+    """Import *paths* in a fresh process without *hidden*; each may lack the package that it is mapped to."""
     if not paths:
         return
     done = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}\n{_IMPORT}"],
+        [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}\n{_IMPORT}", *hidden],
         input=json.dumps(list(paths)),
         capture_output=True,
         text=True,
@@ -201,7 +203,8 @@ def _schedule(
     subject = f"schedule {schedule.kernel}/{schedule.name}"
     module = schedule.program.partition(":")[0]
     try:
-        missing = unnamed_sources(module, schedule.sources or (module,), plugin.module.partition(":")[0])
+        top = plugin.module.partition(":")[0]
+        missing = unnamed_sources(module, schedule.sources or (module,), top, plugin.distribution)
     except (ImportError, SyntaxError) as error:
         report.add(f"{subject} sources", f"{type(error).__name__}: {error}")
         return

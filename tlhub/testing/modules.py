@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 from importlib import metadata
 
 
-def unnamed_sources(program: str, sources: Sequence[str], plugin: str) -> tuple[str, ...]:
+def unnamed_sources(program: str, sources: Sequence[str], plugin: str, distribution: str = "") -> tuple[str, ...]:
     """Return the modules of *plugin* that the module *program* imports, directly or not, and *sources* lacks.
 
-    The plugin's modules are those below the top-level names of its distribution. A package's ``__init__``
-    counts where a name of it is imported, not where it is only on the way to a module.
+    The plugin's modules are those below its own top-level name, the program's, and those of its *distribution*. A
+    package's ``__init__`` counts where a name of it is imported, not where it is only on the way to a module.
     """
-    tops = _top_level(plugin) | {program.partition(".")[0], plugin.partition(".")[0]}
+    tops = _top_level(distribution) | {program.partition(".")[0], plugin.partition(".")[0]}
     reached, queue = {program}, [program]
     while queue:
         for name in _imported(queue.pop(), tops):
@@ -24,12 +24,14 @@ def unnamed_sources(program: str, sources: Sequence[str], plugin: str) -> tuple[
     return tuple(sorted(reached - set(sources)))
 
 
-def _top_level(plugin: str) -> set[str]:
-    """Return the top-level names that the distribution of *plugin* installs, the host's own left out."""
-    top = plugin.partition(".")[0]
-    by_name = metadata.packages_distributions()
-    owners = set(by_name.get(top, ()))
-    return {name for name, distributions in by_name.items() if owners & set(distributions)} - {"tlhub"}
+def _top_level(distribution: str) -> set[str]:
+    """Return the top-level names of the modules that *distribution* installs, the host's own left out."""
+    try:
+        files = metadata.files(distribution) if distribution else None
+    except metadata.PackageNotFoundError:
+        files = None
+    modules = (file for file in files or () if file.suffix == ".py")
+    return {module.parts[0].removesuffix(".py") for module in modules} - {"tlhub"}
 
 
 def _imported(module: str, tops: set[str]) -> Iterator[str]:
