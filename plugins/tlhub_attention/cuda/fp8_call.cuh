@@ -6,23 +6,18 @@
 __device__ __forceinline__ float to_float(__nv_fp8_e4m3 x) { return float(x); }
 __device__ __forceinline__ float to_float(__nv_fp8_e5m2 x) { return float(x); }
 
-struct Factors { /* of [batch][head] */
+template <class X> constexpr bool holds_infinities = false;
+template <> constexpr bool holds_infinities<__nv_fp8_e5m2> = true;
+
+struct Factors { /* of [batch][head], or 1 */
   const float *of;
   index_t batch, head;
 
-  __device__ __forceinline__ float at(int b, int h) const { return of[b * batch + h * head]; }
+  __device__ __forceinline__ float at(int b, int h) const { return SCALED ? of[b * batch + h * head] : 1.f; }
 };
 
 struct Scaled : Call {
   Factors of_queries, of_keys, of_values;
-
-  /* The factors of the logits and of the values of a query head. */
-  __device__ __forceinline__ float of_logits(int b, int h, int kv_head) const {
-    return SCALED ? of_queries.at(b, h) * of_keys.at(b, kv_head) : 1.f;
-  }
-  __device__ __forceinline__ float of_output(int b, int kv_head) const {
-    return SCALED ? of_values.at(b, kv_head) : 1.f;
-  }
 };
 
 #define FACTORS(NAME) const float *NAME, index_t NAME##_batch, index_t NAME##_head

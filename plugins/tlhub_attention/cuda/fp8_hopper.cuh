@@ -12,14 +12,6 @@
  * them. So a sum in it is of one block of keys, and what has been summed before is added by the CUDA cores.
  */
 
-/* The row of query i, by a warp, factors and all. */
-__device__ __forceinline__ void attend_row(const Scaled &call, int b, int h, int i) {
-  int kv_head = h / (call.heads / call.kv_heads);
-  Call of_head = call;
-  of_head.scale *= call.of_logits(b, h, kv_head);
-  attend_row(of_head, b, h, i, call.of_output(b, kv_head));
-}
-
 namespace fp8 {
 
 using namespace hopper;
@@ -208,6 +200,24 @@ __device__ __forceinline__ uint32_t pack_e4m3(float a, float b, float c, float d
   return packed;
 }
 
+/* What factors are multiplied in float32 with: sizes from SMALL to LARGE. Beyond FAR a logit's last place is so large that
+ * a weight may overflow by it. */
+constexpr float SMALL = 1e-30f, LARGE = 1e20f, FAR = 1 << 27;
+
+__device__ __forceinline__ float nan() { return __int_as_float(0x7fffffff); }
+
+/* The factor of a tile's products: NaN, and so are its rows, where float32 is not enough for its head. */
+template <bool CAPPED> __device__ __forceinline__ float factor_of(const Scaled &call, const Tile &t) {
+  Call of_head = call;
+  of_head.scale *= double(call.of_queries.at(t.batch, t.head)) * call.of_keys.at(t.batch, t.kv_head);
+  float factor = Logits(of_head).factor, output = fabsf(call.of_values.at(t.batch, t.kv_head));
+  bool fits = fabsf(factor) <= LARGE && (output == 0 || output >= SMALL) && output <= LARGE;
+  if (ALIBI) fits &= fabsf(call.slope(t.head)) <= 1 / SMALL;
+  if (CAPPED) return fits && fabs(call.softcap) <= LARGE ? factor : nan();
+  fits &= holds_infinities<T> ? factor > 0 : factor >= 0; /* which one of 0 would leave, of a size below SMALL */
+  return fits ? fmaxf(factor, SMALL) : nan();
+}
+
 /* Products of tiles of 64 rows and 32 columns of A: Python writes them for each N, as tensor_cores.py does.
  *
  *   QK<N>::add(sum, q, k, add)   both tiles in shared memory, by their descriptors
@@ -215,16 +225,15 @@ __device__ __forceinline__ uint32_t pack_e4m3(float a, float b, float c, float d
 template <int N> struct QK;
 template <int N> struct PV;
 
-/* CAPPED: logits are finished before their maximum is taken; else a factor above 0 is part of the exponent, and the rows
- * of a head with another are computed again. */
+/* CAPPED: logits are finished before their maximum is taken; else a factor above 0 is part of the exponent. Rows that are
+ * NaN then are computed again. */
 template <class P, bool CAPPED>
 __device__ __forceinline__ void consume(
     const TensorMap &map_o, const Scaled &call, bool direct, Shared<P> shared, int group) {
   Tiles<P> tiles(call);
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
   Logits logits(call);
-  const float given = logits.factor;
-  float factor = CAPPED ? 1.f : given, slope; /* of the tile's head, before the factor */
+  float factor = 1, slope; /* of the tile's head; the slope before the factor */
   Ring<P::TILES> qs;
   Ring<P::STAGES> ks, vs;
   float s[P::BN / 2], part[P::PART / 2], sum[P::CHANNELS / 2] = {};
@@ -243,10 +252,8 @@ __device__ __forceinline__ void consume(
     query = top + warp * 16;
     whole_begin = call.seen(min(top + 63, call.queries - 1)).begin, whole_end = call.seen(top).end;
     softmax = Softmax();
-    if constexpr (SCALED) {
-      logits.factor = given * call.of_logits(t.batch, t.head, t.kv_head);
-      if (!CAPPED) factor = fmaxf(logits.factor, 1e-30f);
-    }
+    logits.factor = factor_of<CAPPED>(call, t);
+    if (!CAPPED) factor = logits.factor;
     slope = call.slope(t.head) / factor;
     return true;
   };
@@ -366,13 +373,16 @@ __device__ __forceinline__ void consume(
     more = next_tile();
     auto finish_done = [&] {
       constexpr float LOWERED = 1.f / (1 << int(RAISE));
-      float output = LOWERED * call.of_output(done.batch, done.kv_head);
-      if (SCALED && !CAPPED && !(given * call.of_logits(done.batch, done.head, done.kv_head) >= 0)) {
-        output = __int_as_float(0x7fffffff), lost = true; /* NaN, to be mended */
-      }
+      float output = LOWERED * call.of_values.at(done.batch, done.kv_head), probe = 0;
 #pragma unroll
-      for (int j = 0; j < P::CHANNELS / 2; ++j) sum[j] *= output;
-      of_done.total[0] *= LOWERED, of_done.total[1] *= LOWERED;
+      for (int j = 0; j < P::CHANNELS / 2; ++j) sum[j] *= output, probe += sum[j];
+      lost |= holds_infinities<T> && probe != probe; /* a weight that was rounded to 0 times one */
+#pragma unroll
+      for (int row = 0; row < 2; ++row) {
+        float &total = of_done.total[row], peak = of_done.peak[row];
+        total = fabsf(peak) <= FAR || peak == -infinity() ? total * LOWERED : nan();
+        lost |= total != total;
+      }
       lost |= finish<P>(sum, of_done, 1.f, map_o, call, direct, shared.staging(group * 4 + warp), done, query_done);
 #pragma unroll
       for (int j = 0; j < P::CHANNELS / 2; ++j) sum[j] = 0;
@@ -443,14 +453,6 @@ extern "C" __global__ void __launch_bounds__(fp8::ACROSS_THREADS) fp8_across(
   tensor_cores::wait_for_previous();
   tensor_cores::start_next();
   fp8::lay_across(CALL, {across, places});
-}
-
-extern "C" __global__ void __launch_bounds__(128) fp8_rows(SCALED_PARAMETERS) {
-  Scaled call = SCALED_CALL;
-  index_t rows = index_t(batch) * heads * queries, warps = gridDim.x * 4;
-  for (index_t row = blockIdx.x * 4 + threadIdx.x / 32; row < rows; row += warps) {
-    attend_row(call, int(row / queries / heads), int(row / queries % heads), int(row % queries));
-  }
 }
 
 /* SHARED: the bytes of shared memory that a launch has; then the arguments of Plan. */

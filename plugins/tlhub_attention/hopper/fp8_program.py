@@ -14,7 +14,7 @@ from tlhub_attention.hopper.fp8_plan import Plan, part, row
 
 _SERVED = f"H_kv > 0 && H % H_kv == 0 && S < {code.MOST} && S_kv < {code.MOST}"
 _PLAIN = "softcap == 0 && scale > 1e-30"  # as in forward_program; factors on the device are looked at there
-_FILES = ("fp8_call.cuh", "rows.cuh", tensor_cores.FILE, "softmax.cuh", "forward_hopper.cuh", "fp8_hopper.cuh")
+_FILES = ("fp8_call.cuh", "fp8_rows.cuh", tensor_cores.FILE, "softmax.cuh", "forward_hopper.cuh", "fp8_hopper.cuh")
 _ACROSS_KEYS, _ACROSS_THREADS = 128, 256  # of a block that lays v across, as fp8_hopper.cuh has them
 _PTX = {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
 
