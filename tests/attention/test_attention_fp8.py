@@ -131,7 +131,8 @@ def test_kernels_compile_without_spills_or_serialised_wgmma(channels, options):
     built = build(*channels, **options).built
     item, chosen = 4 if "out_dtype" in options else 2, plans(*channels, options.get("causal", False))
     assert built.warnings == ()
-    for name, plan in [*((f"fp8_{plan}", plan) for plan in chosen), (f"fp8_{chosen[-1].capped}_capped", chosen[-1].capped)]:
+    capped = chosen[-1].capped
+    for name, plan in [*((f"fp8_{plan}", plan) for plan in chosen), (f"fp8_{capped}_capped", capped)]:
         assert built.resources[f"{name}.spills"] == 0
         assert built.resources[f"{name}.shared_memory"] == plan.shared(*channels, item)
         assert built.resources[f"{name}.registers"] == 65536 // plan.threads // 8 * 8
