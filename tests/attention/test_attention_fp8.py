@@ -131,7 +131,8 @@ def test_kernels_compile_without_spills_or_serialised_wgmma(channels, options):
     built = build(*channels, **options).built
     item, chosen = 4 if "out_dtype" in options else 2, plans(*channels, options.get("causal", False))
     assert built.warnings == ()
-    for name, plan in [*((f"fp8_{plan}", plan) for plan in chosen), (f"fp8_{chosen[-1]}_capped", chosen[-1])]:
+    capped = chosen[-1].capped
+    for name, plan in [*((f"fp8_{plan}", plan) for plan in chosen), (f"fp8_{capped}_capped", capped)]:
         assert built.resources[f"{name}.spills"] == 0
         assert built.resources[f"{name}.shared_memory"] == plan.shared(*channels, item)
         assert built.resources[f"{name}.registers"] == 65536 // plan.threads // 8 * 8
@@ -171,8 +172,8 @@ def test_v_is_laid_across_before_the_launch_that_reads_it(driver):
     said = served(driver, 1000, 1100)
     across, attend = said.launches()
     assert (across["kernel"], across["grid"], across["programmatic"]) == ("fp8_across", [2 * 2 * 9, 1, 1], 1)
-    assert (attend["kernel"], attend["grid"], attend["block"]) == ("fp8_128x96", [128, 1, 1], [384, 1, 1])
-    assert attend["programmatic"] == 1 and attend["shared"] == Plan(128, 96).shared(128, 128, 2)
+    assert (attend["kernel"], attend["grid"], attend["block"]) == ("fp8_128x128", [128, 1, 1], [384, 1, 1])
+    assert attend["programmatic"] == 1 and attend["shared"] == Plan(128, 128).shared(128, 128, 2)
     assert number(across["parameters"][0]) == number(attend["parameters"][4]) == 1 << 46
     assert (
         number(across["parameters"][1], "I") == number(attend["parameters"][5], "I") == 1152
@@ -185,7 +186,7 @@ def test_tensor_maps_have_the_arrays_as_they_are_stored(driver):
     said = served(driver, q=packed, k={"strides": (2 * 1000 * 128, 128, 1000 * 128, 1)})
     q, k, o = said.maps(said.launches()[1])[:3]
     assert (q["dims"], q["strides"], q["box"]) == ([128, 1000, 8, 2], [3072, 128, 3072000], [128, 128, 1, 1])
-    assert (k["dims"], k["strides"], k["box"]) == ([128, 1000, 2, 2], [128, 128000, 256000], [128, 96, 1, 1])
+    assert (k["dims"], k["strides"], k["box"]) == ([128, 1000, 2, 2], [128, 128000, 256000], [128, 128, 1, 1])
     assert (o["dims"], o["strides"], o["box"]) == ([128, 1000, 8, 2], [2048, 256, 2048000], [64, 16, 1, 1])
 
 
@@ -197,17 +198,17 @@ def test_factors_keep_their_strides(driver):
 def test_an_o_that_has_no_tensor_map_is_written_element_by_element(driver):
     said = served(driver, o={"address": (1 << 44) + 2})
     launch = said.launches()[1]
-    assert launch["kernel"] == "fp8_128x96" and number(launch["parameters"][3], "i") == 1
+    assert launch["kernel"] == "fp8_128x128" and number(launch["parameters"][3], "i") == 1
     assert said.maps(launch)[2]["address"] == 1 << 42
 
 
 @pytest.mark.parametrize(
     ("scalars", "kernel"),
     [
-        ((0.1, 100, 0.0), "fp8_128x96"),
-        ((0.1, 0, 30.0), "fp8_128x96_capped"),
-        ((-0.1, 0, 0.0), "fp8_128x96_capped"),
-        ((float("nan"), 0, 0.0), "fp8_128x96_capped"),
+        ((0.1, 100, 0.0), "fp8_128x128"),
+        ((0.1, 0, 30.0), "fp8_128x128_capped"),
+        ((-0.1, 0, 0.0), "fp8_128x128_capped"),
+        ((float("nan"), 0, 0.0), "fp8_128x128_capped"),
     ],
 )
 def test_a_cap_or_an_unusual_scale_takes_the_kernel_that_finishes_logits(driver, scalars, kernel):

@@ -16,7 +16,7 @@ struct Softmax {
   }
 
   /* Make weights of logits. If it returns true, sums so far are to be multiplied by `correction`: a warp's peaks move
-   * when a maximum is above one by so much that weights are large, up to 2**SLACK. */
+   * when a maximum is above one by so much that weights are large, up to 2**8. */
   template <int N> __device__ __forceinline__ bool weigh(float (&s)[N], float factor) {
     float most[2];
     bool moved = __any_sync(0xffffffff, exceeds(s, factor, most));
@@ -26,9 +26,10 @@ struct Softmax {
   }
 
   /* The steps of that: the largest of this thread's rows, and whether one is so far above a peak; to make them peaks;
-   * and weights by the peaks that there are. */
-  template <int N> __device__ __forceinline__ bool exceeds(const float (&s)[N], float factor, float (&most)[2]) const {
-    constexpr float SLACK = 8;
+   * and weights by the peaks that there are, 2**raise times as large. */
+  template <int N>
+  __device__ __forceinline__ bool exceeds(
+      const float (&s)[N], float factor, float (&most)[2], float slack = 8) const {
     bool far = false;
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
@@ -39,7 +40,7 @@ struct Softmax {
       }
       most[row] = fmaxf(most[row], __shfl_xor_sync(0xffffffff, most[row], 1));
       most[row] = fmaxf(most[row], __shfl_xor_sync(0xffffffff, most[row], 2));
-      far |= !((most[row] - peak[row]) * factor <= SLACK);
+      far |= !((most[row] - peak[row]) * factor <= slack);
     }
     return far;
   }
@@ -52,8 +53,8 @@ struct Softmax {
       total[row] *= correction[row];
     }
   }
-  template <int N> __device__ __forceinline__ void make_weights(float (&s)[N], float factor) {
-    float subtract[2] = {base(0, factor), base(1, factor)};
+  template <int N> __device__ __forceinline__ void make_weights(float (&s)[N], float factor, float raise = 0) {
+    float subtract[2] = {base(0, factor) - raise, base(1, factor) - raise};
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       s[i] = exp2_fast(fmaf(s[i], factor, -subtract[row_of(i)]));

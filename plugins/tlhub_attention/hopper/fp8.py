@@ -40,7 +40,7 @@ HOPPER_FP8 = Schedule(
         "tlhub/cuda/tensor_cores.cuh",
         *(
             f"tlhub_attention/cuda/{name}.cuh"
-            for name in ("call", "fp8_call", "rows", "softmax", "forward_hopper", "fp8_hopper")
+            for name in ("call", "fp8_call", "fp8_rows", "softmax", "forward_hopper", "fp8_across", "fp8_hopper")
         ),
     ),
     priority=20,

@@ -11,6 +11,10 @@ _STAGES = 2  # of the rings of keys and of values
 class Plan(forward_plan.Plan):
     """A kernel as forward_plan has them, of elements of one byte."""
 
+    @property
+    def capped(self) -> Plan:
+        return self._replace(queries=min(self.queries, 128))
+
     def _beside(self, d: int, d_v: int, tiles: int) -> int:
         wide = round_up(d, row(d))
         rings = _STAGES * self.keys * (wide + round_up(d_v, 32))
@@ -25,7 +29,7 @@ def row(d: int) -> int:
 def part(d_v: int) -> int:
     """Return the channels of o that a tensor core has the sums of at once."""
     channels = round_up(d_v, 32)
-    return channels if channels <= 128 else channels // 2 if channels <= 192 else 32
+    return channels if channels <= 64 else channels // 2 if channels <= 192 else 32
 
 
 def plans(d: int, d_v: int, causal: bool) -> tuple[Plan, ...]:
@@ -33,4 +37,4 @@ def plans(d: int, d_v: int, causal: bool) -> tuple[Plan, ...]:
     last is for capped logits too."""
     if max(d, d_v) <= 64:
         return (Plan(192, 96),)
-    return (Plan(128, 96 if d_v <= 128 else 64),)
+    return (Plan(128, 128 if d_v <= 128 else 64),)

@@ -14,15 +14,18 @@ from tlhub_attention.hopper.fp8_plan import Plan, part, row
 
 _SERVED = f"H_kv > 0 && H % H_kv == 0 && S < {code.MOST} && S_kv < {code.MOST}"
 _PLAIN = "softcap == 0 && scale > 1e-30"  # as in forward_program; factors on the device are looked at there
-_FILES = ("fp8_call.cuh", "rows.cuh", tensor_cores.FILE, "softmax.cuh", "forward_hopper.cuh", "fp8_hopper.cuh")
-_ACROSS_KEYS, _ACROSS_THREADS = 128, 256  # of a block that lays v across, as fp8_hopper.cuh has them
+_FILES = (
+    *("fp8_call.cuh", "fp8_rows.cuh", tensor_cores.FILE, "softmax.cuh"),
+    *("forward_hopper.cuh", "fp8_across.cuh", "fp8_hopper.cuh"),
+)
+_ACROSS_KEYS, _ACROSS_THREADS = 128, 256  # of a block that lays v across, as fp8_across.cuh has them
 _PTX = {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
 
 
 def program(problem: Problem, config: Config, arch: str) -> CudaProgram:
     """Return the program of the plans in *config*; what tensor maps cannot take is computed row by row."""
     chosen = [Plan(*Plan.parse(text)) for text in str(config["plans"]).split()]
-    kernels = [_Kernel(problem, plan, False) for plan in chosen] + [_Kernel(problem, chosen[-1], True)]
+    kernels = [_Kernel(problem, plan, False) for plan in chosen] + [_Kernel(problem, chosen[-1].capped, True)]
     ptx, (_, d_v) = _PTX[dict(problem.dtypes)["q"]], _channels(problem)
     source = [
         "#include <cuda_fp8.h>",
