@@ -106,7 +106,8 @@ __device__ __forceinline__ void decode_together(const TensorMap &map_k, const Te
 #define HOPPER_DECODE_TOGETHER(SHARED, ...)                                                                      \
   static_assert(decode::Shared<decode::Plan<__VA_ARGS__>>::BYTES + decode::Exchange::BYTES == SHARED,             \
                 "Plan.shared has another layout");                                                               \
-  extern "C" __global__ void __launch_bounds__(decode::THREADS<decode::Plan<__VA_ARGS__>>)                       \
+  extern "C" __global__ void                                                                                     \
+      __launch_bounds__(decode::THREADS<decode::Plan<__VA_ARGS__>>, decode::Plan<__VA_ARGS__>::BLOCKS)           \
       decode_together(const __grid_constant__ decode::TensorMap map_k,                                           \
                       const __grid_constant__ decode::TensorMap map_v, DECODE_PARAMETERS) {                      \
     decode::decode_together<decode::Plan<__VA_ARGS__>>(map_k, map_v, DECODE);                                    \

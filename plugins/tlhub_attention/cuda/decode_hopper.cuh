@@ -150,8 +150,8 @@ __device__ __forceinline__ void consume(
   Logits logits(call);
   Ring<P::STAGES> now;
   now.skip(place.chunk);
-  for (Stretch t; __any_sync(0xffffffff, walk.next(t)); ++number) { /* votes tell the compiler what warps agree on */
-    if (number % P::TURNS != place.turn) {
+  for (Stretch t; __any_sync(0xffffffff, walk.next(t)); ++number) { /* the compiler is told that warps agree */
+    if (P::TURNS > 1 && number % P::TURNS != place.turn) {
       now.skip((t.end - t.first) * P::CHUNKS);
       continue;
     }
@@ -161,9 +161,9 @@ __device__ __forceinline__ void consume(
     View view(walk.sequence, t.kv_head, t.row, last, row);
     Rows<P> rows(last - row + 1);
     if (number > 0) place.wait_for_turn();
-    int end = __shfl_sync(0xffffffff, t.end, 0);
+    if constexpr (P::WIDE) t.first = __shfl_sync(0xffffffff, t.first, 0), t.end = __shfl_sync(0xffffffff, t.end, 0);
 #pragma unroll 1
-    for (int block = __shfl_sync(0xffffffff, t.first, 0); block < end; ++block, now.skip(P::CHUNKS)) {
+    for (int block = t.first; block < t.end; ++block, now.skip(P::CHUNKS)) {
       barrier_wait(shared.full(now.stage), now.phase);
       __syncwarp();
       int key = block * P::KEYS + place.chunk * P::CHUNK;

@@ -52,7 +52,7 @@ template <class P> struct Place {
   static constexpr int AT_GROUPS = 1, AT_TURNS = 1 + GROUPS, AT_CHUNKS = AT_TURNS + P::TURNS; /* named barriers */
 
   __device__ __forceinline__ Place(uint8_t *memory, int warp)
-      : turn(warp / P::WARPS), group(warp % P::ROW_WARPS), chunk(warp % P::WARPS / P::ROW_WARPS),
+      : turn(P::TURNS == 1 ? 0 : warp / P::WARPS), group(warp % P::ROW_WARPS), chunk((P::TURNS == 1 ? warp : warp % P::WARPS) / P::ROW_WARPS),
         slots(reinterpret_cast<float2 *>(memory) + number() * (P::CHUNKS - 1) * SLOT) {}
 
   /* Wait for the warps that have rows of the same chunk. */

@@ -137,7 +137,8 @@ template <class P> struct Rows {
       int i = row_of(j);
       x[j] = logits.of(x[j], view.slope[i], view.place[i] - first - column_of(j));
     }
-    bool cut = __any_sync(0xffffffff, key < view.last.begin || key + P::CHUNK > view.first.end);
+    bool cut = key < view.last.begin || key + P::CHUNK > view.first.end;
+    if constexpr (P::WIDE) cut = __any_sync(0xffffffff, cut); /* tells the compiler that warps agree, as wgmma needs */
     if (cut) {
       int low[2] = {view.seen[0].begin - first, view.seen[1].begin - first};
       int high[2] = {view.seen[0].end - first, view.seen[1].end - first};

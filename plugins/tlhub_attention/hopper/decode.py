@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tlhub.specs import Config, DeviceFacts, Problem, Schedule
 from tlhub_attention.cuda import decode_code, served
-from tlhub_attention.hopper.decode_plan import plans
+from tlhub_attention.hopper.decode_plan import plan_of_clusters, plans
 
 
 def supports(problem: Problem, facts: DeviceFacts) -> str | None:
@@ -18,8 +18,7 @@ def configs(problem: Problem, facts: DeviceFacts) -> Sequence[Config]:
     """Return the one config: ``plans``, as ``Plan`` writes them: a call takes the first with enough rows; and
     ``together``, that of clusters, for few tiles."""
     d, d_v = (int(problem.dim[name]) for name in ("D", "D_v"))
-    chosen = plans(d, d_v)
-    return ({"plans": " ".join(map(str, chosen)), "together": str(chosen[0]._replace(turns=1))},)
+    return ({"plans": " ".join(map(str, plans(d, d_v))), "together": str(plan_of_clusters(d, d_v))},)
 
 
 HOPPER_DECODE = Schedule(

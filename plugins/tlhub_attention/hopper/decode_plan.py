@@ -55,6 +55,14 @@ def plans(d: int, d_v: int) -> tuple[Plan, ...]:
     return tuple(_fit(plan, d, d_v) for plan in (Plan(16, 4, 0, turns=2), *more))
 
 
+def plan_of_clusters(d: int, d_v: int) -> Plan:
+    """Return the plan for few tiles, each of a cluster. Two blocks of an SM let clusters fit into a device whatever its
+    parts of SMs are."""
+    plan = _fit(Plan(16, 4, 0), d, d_v)
+    twice = 2 * (plan.shared(d, d_v, BARRIERS) + exchange(d_v) + 1024) <= _SHARED + 1024
+    return plan._replace(blocks=2 if twice and d + 2 * d_v <= 384 else 1)
+
+
 def _fit(plan: Plan, d: int, d_v: int) -> Plan:
     """Return *plan* with its stages.
 
