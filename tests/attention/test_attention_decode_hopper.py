@@ -19,7 +19,7 @@ from tlhub_attention.contracts.decode import DECODE
 from tlhub_attention.cuda.decode_plan import Plan
 from tlhub_attention.hopper import decode_program
 from tlhub_attention.hopper.decode import HOPPER_DECODE
-from tlhub_attention.hopper.decode_plan import BARRIERS, plans
+from tlhub_attention.hopper.decode_plan import BARRIERS, exchange, plan_of_clusters, plans
 from tlhub_cuda import nvcc
 
 H200 = DeviceFacts("cuda:sm_90a", "an H200", cores=132, shared_memory=227 * 1024)
@@ -74,22 +74,30 @@ def test_every_plan_has_room_for_a_ring():
             )
 
 
+def test_clusters_have_room_to_add_up_rows():
+    for channels in CHANNELS:
+        plan = plan_of_clusters(*channels)
+        room = 228 * 1024 // plan.blocks - 1024
+        assert plan.turns == 1 and plan.shared(*channels, BARRIERS) + exchange(channels[1]) <= room
+
+
 def test_no_plan_keeps_more_in_registers_than_a_thread_has():
     for d, d_v in CHANNELS:
         for plan in plans(d, d_v):
             queries, sums = -(-d // 16) * 4, -(-d_v // 16) * 8
-            assert queries + sums + 56 <= (255 if plan.warps == 4 else 232)
+            assert queries + sums + 56 <= (255 if plan.turns * plan.warps == 4 else 232)
 
 
 def test_few_rows_have_64_kib_on_their_way_to_an_sm_and_more_all_that_there_is_room_for():
-    assert list(map(str, plans(128, 128))) == ["16x4x8x1", "32x8x20x1", "64x8x24x1"]
-    assert [plan.stages for plan in plans(64, 64)] == [16, 24, 24]
-    assert list(map(str, plans(256, 256))) == ["16x4x8x1"]
+    assert list(map(str, plans(128, 128))) == ["16x4x8x1x2x16", "64x4x7x1x2x64"]
+    assert [plan.stages for plan in plans(64, 64)] == [16, 14]
+    assert list(map(str, plans(128, 120))) == ["16x4x8x1x2x16", "32x8x20x1x1x16", "64x8x24x1x1x16"]
+    assert list(map(str, plans(256, 256))) == ["16x4x8x1x1x16"]
 
 
 def test_a_plan_is_written_as_it_is_read():
-    assert Plan.parse("32x8x6x1") == Plan(32, 8, 6) and str(Plan(32, 8, 6)) == "32x8x6x1"
-    with pytest.raises(BuildError, match="'16x4' is no plan; it is rows of a tile, warps, stages and blocks of an SM"):
+    assert Plan.parse("32x8x6x1x1x16") == Plan(32, 8, 6) and str(Plan(32, 8, 6)) == "32x8x6x1x1x16"
+    with pytest.raises(BuildError, match="'16x4' is no plan; it is rows of a tile, warps, stages, blocks of an SM"):
         Plan.parse("16x4")
 
 
@@ -125,6 +133,7 @@ def build(*channels, **options):
 def test_kernels_compile_without_spills(channels, options):
     built = build(*channels, **options).built
     assert built.warnings == ()
+    assert built.resources["decode_together.spills"] == 0
     for plan in plans(*channels):
         assert built.resources[f"decode_{plan.rows}.spills"] == 0
         assert built.resources[f"decode_{plan.rows}.shared_memory"] == plan.shared(*channels, BARRIERS)
@@ -136,9 +145,10 @@ def test_a_layout_that_differs_from_the_launch_does_not_compile(tmp_path, launch
     """The bytes of shared memory of a launch are those that the kernel lays out."""
     cuda_lab.needs_nvcc()
     plan = Plan(16, 4, 8)
-    source = decode_program.program(make(8), {"plans": str(plan)}, "cuda:sm_90a").source
+    config = {"plans": str(plan), "together": str(plan)}
+    source = decode_program.program(make(8), config, "cuda:sm_90a").source
     shared = plan.shared(8, 8, BARRIERS)
-    assert f"\nHOPPER_DECODE({shared}, 16, 4, 8, 1)" in source
+    assert f"\nHOPPER_DECODE({shared}, 16, 4, 8, 1, 1, 16)" in source
     source = source.replace(f"\nHOPPER_DECODE({shared}, ", f"\nHOPPER_DECODE({shared - launched}, ")
     (tmp_path / "program.cu").write_text(source)
     command = [nvcc.find().command, "-ptx", "-arch=sm_90a", "-std=c++17", "program.cu", "-o", "program.ptx"]
@@ -160,16 +170,39 @@ def served(driver, *shape, **named):
     return said
 
 
-@pytest.mark.parametrize(("s", "threads"), [(1, 160), (8, 384)])
-def test_every_sm_has_a_block(driver, s, threads):
+@pytest.mark.parametrize("s", [2, 8])
+def test_so_many_sms_as_read_heads_side_by_side_have_a_block(driver, s):
     launch = served(driver, s).launch
-    assert (launch["grid"], launch["block"], launch["programmatic"]) == ([132, 1, 1], [threads, 1, 1], 1)
-    assert launch["shared"] == plans(128, 128)[s > 1].shared(128, 128, BARRIERS)
+    assert (launch["grid"], launch["block"], launch["programmatic"]) == ([128, 1, 1], [384, 1, 1], 1)
+    assert launch["shared"] == plans(128, 128)[s > 4].shared(128, 128, BARRIERS)
 
 
 @pytest.mark.parametrize(
-    ("s", "heads", "rows"), [(1, 8, 16), (4, 8, 16), (5, 8, 32), (8, 8, 32), (9, 8, 64), (1, 32, 16), (16, 32, 64)]
+    ("shape", "blocks"),
+    [
+        ({"batch": 1, "room": 2048}, 8),
+        ({"batch": 1, "room": 8 * 8 * 64}, 8),
+        ({"batch": 1, "room": 8 * 8 * 64 + 16}, 1),  # more than 8 units of a block
+        ({"batch": 5, "room": 8 * 4 * 64}, 8),  # 80 blocks, in clusters of 8: 4 units
+        ({"batch": 5, "room": 8 * 4 * 64 + 16}, 1),
+        ({"batch": 16, "room": 4 * 4 * 64}, 4),  # 128 blocks
+        ({"batch": 30, "room": 2 * 8 * 64}, 2),
+        ({"batch": 30, "room": 2 * 8 * 64 + 16}, 1),
+        ({"batch": 70, "room": 64}, 1),  # more blocks than SMs
+        ({"batch": 1, "room": 64, "heads": 64}, 1),  # two tiles of rows each
+    ],
 )
+def test_the_blocks_of_a_cluster_share_a_tile_where_there_are_few(driver, shape, blocks):
+    launch = served(driver, 1, **shape).launch
+    if blocks == 1:
+        assert (launch["kernel"], launch["grid"]) == (f"decode_{16 if shape.get('heads', 8) == 8 else 64}", [128, 1, 1])
+    else:
+        assert (launch["kernel"], launch["cluster"]) == ("decode_together", [blocks, 1, 1])
+        assert (launch["grid"], launch["block"]) == ([blocks, 2 * shape["batch"], 1], [160, 1, 1])
+        assert launch["shared"] == Plan(16, 4, 8).shared(128, 128, BARRIERS) + exchange(128)
+
+
+@pytest.mark.parametrize(("s", "heads", "rows"), [(2, 8, 16), (4, 8, 16), (5, 8, 64), (2, 32, 64), (16, 32, 64)])
 def test_rows_that_share_a_kv_head_choose_the_kernel(driver, s, heads, rows):
     assert served(driver, s, heads=heads).launch["kernel"] == f"decode_{rows}"
 
@@ -194,8 +227,8 @@ def test_the_kernel_gets_the_room_and_the_table(driver):
 
 def test_scratch_memory_has_a_part_of_a_tile_for_each_block(driver):
     need = 132 * 2 * 32 * (128 // 2 + 4) * 4  # a tag is as long as what it tells of
-    assert served(driver, scratch=Array((need,), 1 << 47, "uint8")).launch["kernel"] == "decode_16"
-    refused = call(driver, scratch=Array((need - 1,), 1 << 47, "uint8"))
+    assert served(driver, 2, scratch=Array((need,), 1 << 47, "uint8")).launch["kernel"] == "decode_16"
+    refused = call(driver, 2, scratch=Array((need - 1,), 1 << 47, "uint8"))
     assert f"at least {need} bytes" in refused.error and refused.launches() == []
 
 
@@ -215,12 +248,13 @@ def test_what_no_bulk_copy_brings_is_computed_row_by_row(driver, arrays):
 
 @pytest.mark.parametrize("arrays", [{"q": {"address": (1 << 45) + 2}}, {"o": {"strides": (1032, 1032, 129, 1)}}])
 def test_q_and_o_may_lie_anyhow(driver, arrays):
-    assert served(driver, **arrays).launch["kernel"] == "decode_16"
+    assert served(driver, **arrays).launch["kernel"] == "decode_together"
+    assert served(driver, batch=70, **arrays).launch["kernel"] == "decode_16"
 
 
 def test_an_empty_pool_is_left_to_the_rows(driver):
     assert served(driver, pool=0).launch["kernel"] == "decode_rows"
-    assert served(driver, room=0).launch["kernel"] == "decode_16"  # every length is 0
+    assert served(driver, room=0).launch["kernel"] == "decode_together"  # every length is 0
 
 
 @pytest.mark.parametrize("empty", [{"batch": 0}, {"s": 0}, {"heads": 0, "kv_heads": 0}])

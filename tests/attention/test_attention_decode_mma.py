@@ -76,10 +76,10 @@ def test_no_plan_keeps_more_in_registers_than_a_thread_has():
 
 
 def test_a_device_with_more_shared_memory_has_more_on_its_way_or_more_blocks_of_an_sm():
-    assert list(map(str, plans(128, 128, LEAST))) == ["16x4x8x1", "32x4x10x1", "64x8x8x1"]
-    assert list(map(str, plans(128, 128, 163 * 1024))) == ["16x4x12x1", "32x8x12x1", "64x8x10x1"]
-    assert list(map(str, plans(128, 128, 227 * 1024)))[0] == "16x4x8x2"
-    assert list(map(str, plans(256, 256, LEAST))) == ["16x2x4x1"]
+    assert list(map(str, plans(128, 128, LEAST))) == ["16x4x8x1x1x16", "32x4x10x1x1x16", "64x8x8x1x1x16"]
+    assert list(map(str, plans(128, 128, 163 * 1024))) == ["16x4x12x1x1x16", "32x8x12x1x1x16", "64x8x10x1x1x16"]
+    assert list(map(str, plans(128, 128, 227 * 1024)))[0] == "16x4x8x2x1x16"
+    assert list(map(str, plans(256, 256, LEAST))) == ["16x2x4x1x1x16"]
 
 
 # -- what they compile to ----------------------------------------------------------------------------
@@ -113,7 +113,7 @@ def test_kernels_compile_without_spills(arch, channels, options):
 @pytest.mark.parametrize(("arch", "early"), [("cuda:sm_80", False), ("cuda:compute_80", False), ("cuda:sm_90a", True)])
 def test_launches_begin_early_where_kernels_can_wait(arch, early):
     made = make(8)
-    launches = [b.launches[0] for b in decode_program.program(made, {"plans": "16x4x8x1"}, arch).branches]
+    launches = [b.launches[0] for b in decode_program.program(made, {"plans": "16x4x8x1x1x16"}, arch).branches]
     assert [launch.programmatic for launch in launches] == [early, False]
 
 
@@ -189,5 +189,5 @@ def test_a_layout_that_differs_from_the_launch_does_not_compile():
     cuda_lab.needs_nvcc()
     plan = Plan(16, 4, 8)
     source = decode_program.program(make(8), {"plans": str(plan)}, "cuda:sm_80").source
-    assert f"\nMMA_DECODE({plan.shared(8, 8)}, 16, 4, 8, 1)" in source
+    assert f"\nMMA_DECODE({plan.shared(8, 8)}, 16, 4, 8, 1, 1, 16)" in source
     assert "BYTES == SHARED" in source

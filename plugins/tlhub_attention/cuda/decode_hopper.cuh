@@ -2,7 +2,7 @@
  *
  * In a block one warp keeps a ring of chunks (decode_units.cuh) filled, over the ends of tiles, so that the memory never
  * idles. The others share a unit by its chunks, and the rows of a tile 16 each; a warp has a softmax of its own until the
- * tile ends, and then the parts of a tile are added up (decode_parts.cuh).
+ * tile ends, and then the parts of a tile are added up (decode_parts.cuh), while another set of warps has the next tile.
  */
 
 namespace decode {
@@ -11,21 +11,22 @@ using namespace tensor_cores;
 
 /* Shared memory: the ring of chunks, what groups of warps add up, barriers. */
 template <class P> struct Shared {
-  static constexpr int AT_PLACES = P::STAGES * CHUNK_BYTES, AT_BARRIERS = AT_PLACES + Place<P>::BYTES;
+  static constexpr int AT_PLACES = P::STAGES * CHUNK_BYTES<P>, AT_BARRIERS = AT_PLACES + Place<P>::BYTES;
   static constexpr int BYTES = AT_BARRIERS + 16 * P::STAGES;
   uint32_t base;
 
-  __device__ __forceinline__ uint32_t chunk(int stage) const { return base + stage * CHUNK_BYTES; }
+  __device__ __forceinline__ uint32_t chunk(int stage) const { return base + stage * CHUNK_BYTES<P>; }
   __device__ __forceinline__ uint32_t full(int stage) const { return base + AT_BARRIERS + 8 * stage; }
   __device__ __forceinline__ uint32_t empty(int stage) const { return full(P::STAGES + stage); }
 };
 
 /* -- the producer -------------------------------------------------------------------------------- */
 
-constexpr int PARTS = CHUNK / PART; /* of a chunk, that bulk copies bring: PART keys of a page, or all of them */
+/* Of a chunk, that bulk copies bring: PART keys of a page. */
+template <class P> constexpr int PARTS = P::CHUNK / PART;
 
 /* Where the bulk copies of a sequence's keys begin: by lane, for 32 parts at a time, the next 32 looked up ahead. */
-struct Lookup {
+template <class P> struct Lookup {
   const Decode &s;
   int b, group, page, row, page_ahead, row_ahead;
 
@@ -36,7 +37,7 @@ struct Lookup {
   /* The page and the position in it, or the sequence and its position, of part `first` plus this lane's number. `first`
    * is a multiple of PARTS, and grows. */
   __device__ __forceinline__ int2 of(int first) {
-    if constexpr (!PAGED) return {b, first * PART};
+    if constexpr (!PAGED) return {b, (first + int(threadIdx.x) % 32) * PART};
     if (first / 32 != group) {
       group = first / 32, page = page_ahead, row = row_ahead;
       look(group + 1, page_ahead, row_ahead);
@@ -64,35 +65,35 @@ __device__ __forceinline__ void load_positions(
 }
 
 /* Load a part of a chunk's keys, or values. */
-template <int N>
+template <class P, int N>
 __device__ __forceinline__ void load_part(
     uint32_t to, const TensorMap &map, uint32_t barrier, int part, int2 place, int head) {
-  to += part * PART * Layout<N>::POSITION;
+  to += part * PART * Layout<P, N>::POSITION;
 #pragma unroll
-  for (int i = 0; i < (Layout<N>::WHOLE ? 1 : Layout<N>::BOXES); ++i) {
-    load_positions(to + i * Layout<N>::BOX, map, barrier, i * 64, place.y, head, place.x);
+  for (int i = 0; i < (Layout<P, N>::WHOLE ? 1 : Layout<P, N>::BOXES); ++i) {
+    load_positions(to + i * Layout<P, N>::BOX, map, barrier, i * 64, place.y, head, place.x);
   }
 }
 
 /* By a warp. */
-template <class P>
+template <class P, class Walk>
 __device__ __forceinline__ void produce(
-    const TensorMap &map_k, const TensorMap &map_v, Walk<P> &walk, Shared<P> shared) {
+    const TensorMap &map_k, const TensorMap &map_v, Walk &walk, Shared<P> shared) {
   int lane = threadIdx.x % 32;
   Ring<P::STAGES> now;
   for (Stretch t; walk.next(t);) {
-    Lookup lookup(walk.sequence, walk.b, t.first * P::CHUNKS * PARTS);
+    Lookup<P> lookup(walk.sequence, walk.b, t.first * P::CHUNKS * PARTS<P>);
 #pragma unroll 1
     for (int chunk = t.first * P::CHUNKS; chunk < t.end * P::CHUNKS; ++chunk, now.next()) {
-      int2 place = lookup.of(chunk * PARTS);
-      int parts = max(0, min(PARTS, (walk.sequence.keys - chunk * CHUNK + PART - 1) / PART)); /* that hold a key */
+      int2 place = lookup.of(chunk * PARTS<P>);
+      int parts = max(0, min(PARTS<P>, (walk.sequence.keys - chunk * P::CHUNK + PART - 1) / PART)); /* that hold a key */
       uint32_t full = shared.full(now.stage), to = shared.chunk(now.stage);
       barrier_wait(shared.empty(now.stage), now.phase ^ 1);
-      if (lane == 0) barrier_expect(full, parts * (CHUNK_BYTES / PARTS));
+      if (lane == 0) barrier_expect(full, parts * (CHUNK_BYTES<P> / PARTS<P>));
       __syncwarp();
       if (lane < parts) {
-        load_part<D>(to, map_k, full, lane, place, t.kv_head);
-        load_part<D_V>(to + Layout<D>::BYTES, map_v, full, lane, place, t.kv_head);
+        load_part<P, D>(to, map_k, full, lane, place, t.kv_head);
+        load_part<P, D_V>(to + Layout<P, D>::BYTES, map_v, full, lane, place, t.kv_head);
       }
       __syncwarp();
     }
@@ -101,45 +102,93 @@ __device__ __forceinline__ void produce(
 
 /* -- a consumer ---------------------------------------------------------------------------------- */
 
+/* As Rows::attend, by wgmma: a set's warps, which have 16 of 64 rows each, attend to a chunk of 64 keys. */
 template <class P>
+__device__ __forceinline__ void attend_wide(
+    Rows<P> &rows, const uint32_t (&q)[STEPS][4], const Logits &logits, const View &view, const Place<P> &place, int key,
+    uint32_t chunk) {
+  using K = Layout<P, D>;
+  using V = Layout<P, D_V>;
+  float x[P::CHUNK / 2];
+  uint32_t p[P::CHUNK / 16][4], v = chunk + K::BYTES;
+  static_assert(P::WARPS == 4 && P::ROW_WARPS == 4, "a warpgroup has the rows of a tile");
+  wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < STEPS; ++step) {
+    FromRegisters<P::CHUNK>::add(x, q[step], describe<128>(chunk + step / 4 * K::BOX + step % 4 * 32), step > 0);
+  }
+  wgmma_commit();
+  wgmma_wait<0>(x);
+  if (rows.weigh(x, p, logits, view, key)) { /* values that no row sees may be NaN, and become zeros */
+    int i = threadIdx.x % P::THREADS, position = i % P::CHUNK;
+    if (!view.any(key + position)) {
+      for (int at = i / P::CHUNK * 16; at < V::BOXES * 128; at += P::THREADS / P::CHUNK * 16) {
+        uint32_t to = v + at / 128 * V::BOX + position * 128 + at % 128;
+        asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(0) : "memory");
+      }
+    }
+    fence_copies();
+    place.sync_chunk();
+  }
+#pragma unroll
+  for (int i = 0; i < P::CHUNK / 4; ++i) asm volatile("" : "+r"(p[i / 4][i % 4])); /* they are made before the fence */
+  wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < P::CHUNK / 16; ++step) {
+    FromRegisters<CHANNELS, true>::add(rows.sum, p[step], describe<128, V::BOX>(v + step * 16 * 128), 1);
+  }
+  wgmma_commit();
+  wgmma_wait<0>(rows.sum);
+}
+
+/* By a warp; finish(rows, t, row) when it has attended to a stretch. */
+template <class P, class Walk, class Finish>
 __device__ __forceinline__ void consume(
-    Walk<P> &walk, Shared<P> shared, const Scratch<P> &scratch, const Place<P> &place) {
-  const Decode &call = walk.units.call;
-  int lane = threadIdx.x % 32;
-  bool q_pairs = pairs(call.q, call.of_q), o_pairs = pairs(call.o, call.of_o);
+    const Decode &call, Walk &walk, Shared<P> shared, const Place<P> &place, Finish finish) {
+  int lane = threadIdx.x % 32, number = 0;
+  bool q_pairs = pairs(call.q, call.of_q);
   Logits logits(call);
   Ring<P::STAGES> now;
   now.skip(place.chunk);
-  for (Stretch t; walk.next(t);) {
+  for (Stretch t; __any_sync(0xffffffff, walk.next(t)); ++number) { /* the compiler is told that warps agree */
+    if (P::TURNS > 1 && number % P::TURNS != place.turn) {
+      now.skip((t.end - t.first) * P::CHUNKS);
+      continue;
+    }
     int row = t.row + place.group * 16, last = min(t.row + P::ROWS, rows_of(call)) - 1;
     uint32_t q[STEPS][4];
     load_queries(q, call, walk.b, t.kv_head, row, q_pairs);
     View view(walk.sequence, t.kv_head, t.row, last, row);
     Rows<P> rows(last - row + 1);
+    if (number > 0) place.wait_for_turn();
+    if constexpr (P::WIDE) t.first = __shfl_sync(0xffffffff, t.first, 0), t.end = __shfl_sync(0xffffffff, t.end, 0);
 #pragma unroll 1
     for (int block = t.first; block < t.end; ++block, now.skip(P::CHUNKS)) {
       barrier_wait(shared.full(now.stage), now.phase);
       __syncwarp();
-      rows.attend(q, logits, view, block * P::KEYS + place.chunk * CHUNK, shared.chunk(now.stage));
+      int key = block * P::KEYS + place.chunk * P::CHUNK;
+      if constexpr (P::WIDE) {
+        attend_wide(rows, q, logits, view, place, key, shared.chunk(now.stage));
+      } else {
+        rows.attend(q, logits, view, key, shared.chunk(now.stage));
+      }
       __syncwarp();
       if (lane == 0) barrier_arrive(shared.empty(now.stage));
     }
-    finish(rows, place, scratch, walk, t, row, o_pairs);
+    if (walk.left > 0) place.end_turn();
+    finish(rows, t, row);
   }
 }
 
-/* Warps of a block that load: one, or where registers are dealt out anew its group. */
-template <class P> constexpr int LOADING = P::WARPS == 8 ? 4 : 1;
-template <class P> constexpr int THREADS = P::THREADS + 32 * LOADING<P>;
+/* Warps of a block that compute; and that load: one, or where registers are dealt out anew its group. */
+template <class P> constexpr int COMPUTING = P::TURNS * P::WARPS;
+template <class P> constexpr int LOADING = COMPUTING<P> == 8 ? 4 : 1;
+template <class P> constexpr int THREADS = 32 * (COMPUTING<P> + LOADING<P>);
 
 /* -- the kernel ---------------------------------------------------------------------------------- */
 
 template <class P>
-__device__ __forceinline__ void decode(
-    const TensorMap &map_k, const TensorMap &map_v, void *scratch, const Decode &call) {
-  extern __shared__ __align__(1024) uint8_t memory[];
-  Shared<P> shared{shared_address(memory)};
-  int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
+__device__ __forceinline__ void begin(const TensorMap &map_k, const TensorMap &map_v, Shared<P> shared) {
   if (threadIdx.x == 0) {
     prefetch(map_k), prefetch(map_v);
     for (int stage = 0; stage < P::STAGES; ++stage) {
@@ -149,15 +198,29 @@ __device__ __forceinline__ void decode(
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();
+}
+
+template <class P>
+__device__ __forceinline__ void decode(
+    const TensorMap &map_k, const TensorMap &map_v, void *scratch, const Decode &call) {
+  extern __shared__ __align__(1024) uint8_t memory[];
+  Shared<P> shared{shared_address(memory)};
+  int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
+  begin(map_k, map_v, shared);
   wait_for_previous();
   start_next();
   Walk<P> walk{Units<P>(call)};
-  if (warp >= P::WARPS) {
+  if (warp >= COMPUTING<P>) {
     if constexpr (LOADING<P> == 4) give_registers<40>();
-    if (warp == P::WARPS) produce<P>(map_k, map_v, walk, shared);
+    if (warp == COMPUTING<P>) produce<P>(map_k, map_v, walk, shared);
   } else {
     if constexpr (LOADING<P> == 4) take_registers<232>();
-    consume<P>(walk, shared, Scratch<P>{static_cast<Tagged *>(scratch)}, Place<P>(memory + Shared<P>::AT_PLACES, warp));
+    Place<P> place(memory + Shared<P>::AT_PLACES, warp);
+    Scratch<P> parts{static_cast<Tagged *>(scratch)};
+    bool paired = pairs(call.o, call.of_o);
+    consume<P>(call, walk, shared, place, [&](Rows<P> &rows, const Stretch &t, int row) {
+      finish(rows, place, parts, walk, t, row, paired);
+    });
   }
 }
 

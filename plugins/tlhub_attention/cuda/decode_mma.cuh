@@ -14,7 +14,7 @@ using tensor_cores::wait_for_previous;
 /* Shared memory: rings of chunks, one of each warp or of those that share them; what groups of warps add up. */
 template <class P> struct Shared {
   static constexpr int STAGES = P::STAGES / P::CHUNKS; /* of a ring */
-  static constexpr int AT_PLACES = P::STAGES * CHUNK_BYTES, BYTES = AT_PLACES + Place<P>::BYTES;
+  static constexpr int AT_PLACES = P::STAGES * CHUNK_BYTES<P>, BYTES = AT_PLACES + Place<P>::BYTES;
 };
 
 /* A warp's copies of its chunks, unit by unit. */
@@ -36,7 +36,7 @@ template <class P> struct Fetch {
   __device__ __forceinline__ void copy(uint32_t chunk) {
     if (left) {
       copy_rows<D, STEPS>(chunk, 0);
-      copy_rows<D_V, CHANNELS / 16>(chunk + Layout<D>::BYTES, CHUNK);
+      copy_rows<D_V, CHANNELS / 16>(chunk + Layout<P, D>::BYTES, P::CHUNK);
       if (++block == t.end) left = walk.next(t), block = t.first;
       if (left) look();
     }
@@ -45,10 +45,10 @@ template <class P> struct Fetch {
 
  private:
   __device__ __forceinline__ void look() {
-    int lane = threadIdx.x % 32, key = block * P::KEYS + place.chunk * CHUNK + lane % CHUNK;
+    int lane = threadIdx.x % 32, key = block * P::KEYS + place.chunk * P::CHUNK + lane % P::CHUNK;
     const Decode &s = walk.sequence;
     held = left && key < s.keys;
-    row = !held ? s.k : lane < CHUNK ? s.key(walk.b, key, t.kv_head) : s.value(walk.b, key, t.kv_head);
+    row = !held ? s.k : lane < P::CHUNK ? s.key(walk.b, key, t.kv_head) : s.value(walk.b, key, t.kv_head);
   }
 
   /* EACH: of 32 pieces of 16 bytes, in whole rows of 2 EACH. */
@@ -60,7 +60,7 @@ template <class P> struct Fetch {
       const T *from = reinterpret_cast<const T *>(
           __shfl_sync(0xffffffff, reinterpret_cast<unsigned long long>(row), first + key));
       bool valid = __shfl_sync(0xffffffff, held, first + key) && piece < N / 8;
-      copy_async(to + Layout<N>::at(key, piece), from + (valid ? piece * 8 : 0), valid);
+      copy_async(to + Layout<P, N>::at(key, piece), from + (valid ? piece * 8 : 0), valid);
     }
   }
 };
@@ -72,7 +72,7 @@ template <class P> __device__ __forceinline__ void decode(void *scratch_memory, 
   Place<P> place(memory + Shared<P>::AT_PLACES, warp);
   Scratch<P> scratch{static_cast<Tagged *>(scratch_memory)};
   auto chunk = [&](int stage) {
-    return shared_address(memory) + (place.chunk * STAGES + stage) * CHUNK_BYTES;
+    return shared_address(memory) + (place.chunk * STAGES + stage) * CHUNK_BYTES<P>;
   };
   wait_for_previous();
   start_next();
@@ -94,7 +94,7 @@ template <class P> __device__ __forceinline__ void decode(void *scratch_memory, 
       wait_copies<STAGES - 2>();
       place.sync_chunk(); /* which is there, and the one before has been read */
       fetch.copy(chunk(now == 0 ? STAGES - 1 : now - 1));
-      rows.attend(q, logits, view, block * P::KEYS + place.chunk * CHUNK, chunk(now));
+      rows.attend(q, logits, view, block * P::KEYS + place.chunk * P::CHUNK, chunk(now));
       now = now == STAGES - 1 ? 0 : now + 1;
     }
     finish(rows, place, scratch, walk, t, row, o_pairs);

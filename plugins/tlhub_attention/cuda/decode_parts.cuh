@@ -43,25 +43,45 @@ template <class P> struct Scratch {
 
 /* A warp's place among those of a block that compute: a group has the same rows of a tile, and shares the keys. */
 template <class P> struct Place {
+  int turn;         /* the set's */
   int group, chunk; /* of a unit */
   float2 *slots;    /* of the group, in shared memory: of all but its first warp */
 
-  static constexpr int SLOT = 2 * WORDS * 32, BYTES = P::ROW_WARPS * (P::CHUNKS - 1) * SLOT * 8;
+  static constexpr int GROUPS = P::TURNS * P::ROW_WARPS;
+  static constexpr int SLOT = 2 * WORDS * 32, BYTES = GROUPS * (P::CHUNKS - 1) * SLOT * 8;
+  static constexpr int AT_GROUPS = 1, AT_TURNS = 1 + GROUPS, AT_CHUNKS = AT_TURNS + P::TURNS; /* named barriers */
 
   __device__ __forceinline__ Place(uint8_t *memory, int warp)
-      : group(warp % P::ROW_WARPS), chunk(warp / P::ROW_WARPS),
-        slots(reinterpret_cast<float2 *>(memory) + group * (P::CHUNKS - 1) * SLOT) {}
+      : turn(P::TURNS == 1 ? 0 : warp / P::WARPS), group(warp % P::ROW_WARPS), chunk((P::TURNS == 1 ? warp : warp % P::WARPS) / P::ROW_WARPS),
+        slots(reinterpret_cast<float2 *>(memory) + number() * (P::CHUNKS - 1) * SLOT) {}
 
   /* Wait for the warps that have rows of the same chunk. */
   __device__ __forceinline__ void sync_chunk() const {
     __syncwarp();
     if constexpr (P::ROW_WARPS > 1) {
-      asm volatile("bar.sync %0, %1;" ::"r"(1 + P::ROW_WARPS + chunk), "n"(32 * P::ROW_WARPS) : "memory");
+      int barrier = AT_CHUNKS + turn * P::CHUNKS + chunk;
+      asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(32 * P::ROW_WARPS) : "memory");
+    }
+  }
+
+  /* Wait until the set before this one has read its tile's keys; and tell the next one that this one has. So none waits
+   * for a stage more than a round of the ring ahead. */
+  __device__ __forceinline__ void wait_for_turn() const {
+    __syncwarp();
+    if constexpr (P::TURNS > 1) {
+      asm volatile("bar.sync %0, %1;" ::"r"(AT_TURNS + turn), "n"(2 * P::THREADS) : "memory");
+    }
+  }
+  __device__ __forceinline__ void end_turn() const {
+    __syncwarp();
+    if constexpr (P::TURNS > 1) {
+      asm volatile("bar.arrive %0, %1;" ::"r"(AT_TURNS + (turn + 1) % P::TURNS), "n"(2 * P::THREADS) : "memory");
     }
   }
 
   /* Add up what the group's warps have, in its first. */
   __device__ __forceinline__ void add_up(Rows<P> &rows) const {
+    if constexpr (P::CHUNKS == 1) return;
     sync(); /* what was there has been read */
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -81,9 +101,10 @@ template <class P> struct Place {
   }
 
  private:
+  __device__ __forceinline__ int number() const { return turn * P::ROW_WARPS + group; }
   __device__ __forceinline__ void sync() const {
     __syncwarp(); /* lanes without a row have gone ahead */
-    asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"(32 * P::CHUNKS) : "memory");
+    asm volatile("bar.sync %0, %1;" ::"r"(AT_GROUPS + number()), "n"(32 * P::CHUNKS) : "memory");
   }
   __device__ __forceinline__ float2 *word(int chunk, int i, int number) const {
     return slots + (chunk - 1) * SLOT + (i * WORDS + number) * 32 + threadIdx.x % 32;

@@ -8,12 +8,12 @@ using namespace warp_mma;
 constexpr int STEPS = (D + 15) / 16, CHANNELS = (D_V + 15) / 16 * 16;
 
 /* Keys or values of a chunk in shared memory, of N channels: a position is one row after the other of 64 channels each, 128
- * bytes, whose pieces of 16 bytes are swizzled by its number; where 64 divides no N, the first 64 channels of all positions
- * come before the next. */
-template <int N> struct Layout {
-  static constexpr bool WHOLE = N % 64 == 0;
-  static constexpr int BOXES = (N + 63) / 64, BYTES = BOXES * CHUNK * 128;
-  static constexpr int POSITION = WHOLE ? BOXES * 128 : 128, BOX = WHOLE ? 128 : CHUNK * 128; /* bytes to the next */
+ * bytes, whose pieces of 16 bytes are swizzled by its number; where 64 divides no N, and for wgmma, the first 64
+ * channels of all positions come before the next. */
+template <class P, int N> struct Layout {
+  static constexpr bool WHOLE = N % 64 == 0 && !P::WIDE;
+  static constexpr int BOXES = (N + 63) / 64, BYTES = BOXES * P::CHUNK * 128;
+  static constexpr int POSITION = WHOLE ? BOXES * 128 : 128, BOX = WHOLE ? 128 : P::CHUNK * 128; /* bytes to the next */
 
   /* Where a piece of a position lies, in bytes. */
   static __device__ __forceinline__ uint32_t at(int position, int piece) {
@@ -22,7 +22,7 @@ template <int N> struct Layout {
   }
 };
 
-constexpr int CHUNK_BYTES = Layout<D>::BYTES + Layout<D_V>::BYTES;
+template <class P> constexpr int CHUNK_BYTES = Layout<P, D>::BYTES + Layout<P, D_V>::BYTES;
 
 /* Whether pairs of elements that begin at an even channel can be accessed at once. */
 template <class E> __device__ __forceinline__ bool pairs(const E *p, const Strides &s) {
@@ -70,6 +70,9 @@ struct View {
       seen[i] = s.seen(own.query), place[i] = s.place(own.query), slope[i] = s.slope(own.head);
     }
   }
+
+  /* Whether any row sees a key. */
+  __device__ __forceinline__ bool any(int key) const { return key >= first.begin && key < last.end; }
 };
 
 /* A part of a tile is by thread and row these pairs of numbers: a peak and a total, then sums. */
@@ -84,6 +87,7 @@ struct Factors {
 template <class P> struct Rows {
   /* Products in turn, where registers are many. */
   static constexpr int SUMS = P::WARPS == 4 && CHANNELS <= 192 ? 2 : 1;
+  static constexpr int N = P::CHUNK / 2; /* products that a thread has of a chunk */
 
   Softmax softmax;
   float sum[CHANNELS / 2];
@@ -91,50 +95,62 @@ template <class P> struct Rows {
 
   __device__ __forceinline__ explicit Rows(int count) : sum{}, count(count) {}
 
-  /* Attend to the chunk that lies at an address, and begins with key `key` of the sequence. */
+  /* Attend to the chunk of 16 keys that lies at an address, and begins with key `key` of the sequence. */
   __device__ __forceinline__ void attend(
       const uint32_t (&q)[STEPS][4], const Logits &logits, const View &view, int key, uint32_t chunk) {
     /* rows of matrices: 8 keys, and 8 on in the other half of the lanes (of K) or in every other 8 (of V) */
     int lane = threadIdx.x % 32, k_row = lane / 16 * 8 + lane % 8, v_row = lane % 16;
-    float sums[SUMS][8] = {}, x[8]; /* products; logits, and then weights */
+    float sums[SUMS][N] = {};
 #pragma unroll
     for (int step = 0; step < STEPS; ++step) {
       uint32_t k[4];
-      load_matrices<false>(k, chunk + Layout<D>::at(k_row, 2 * step + lane / 8 % 2));
+      load_matrices<false>(k, chunk + Layout<P, D>::at(k_row, 2 * step + lane / 8 % 2));
       multiply<T>(&sums[step % SUMS][0], q[step], k[0], k[1]);
       multiply<T>(&sums[step % SUMS][4], q[step], k[2], k[3]);
     }
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      int i = row_of(j), apart = view.place[i] - (key + lane % 4 * 2 + column_of(j));
-      x[j] = logits.of(SUMS == 1 ? sums[0][j] : sums[0][j] + sums[SUMS - 1][j], view.slope[i], apart);
+    for (int j = 0; SUMS > 1 && j < N; ++j) sums[0][j] += sums[SUMS - 1][j];
+    uint32_t p[1][4], held[2] = {0xffffffff, 0xffffffff}; /* of two keys of v each: which any row sees */
+    if (weigh(sums[0], p, logits, view, key)) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        int i = key + lane % 4 * 2 + 8 * j;
+        held[j] = (view.any(i) ? 0xffff : 0) | (view.any(i + 1) ? 0xffff0000 : 0);
+      }
     }
-    uint32_t held[2] = {0xffffffff, 0xffffffff}; /* of two keys of v each: which any row sees */
-    if (key < view.last.begin || key + CHUNK > view.first.end) {
-      int first = key + lane % 4 * 2;
+#pragma unroll
+    for (int channel = 0; channel < CHANNELS; channel += 16) {
+      uint32_t v[4];
+      load_matrices<true>(v, chunk + Layout<P, D>::BYTES + Layout<P, D_V>::at(v_row, channel / 8 + lane / 16));
+      multiply<T>(&sum[channel / 2], p[0], v[0] & held[0], v[1] & held[1]);
+      multiply<T>(&sum[channel / 2 + 4], p[0], v[2] & held[0], v[3] & held[1]);
+    }
+  }
+
+  /* Make weights of products with the chunk that begins with key `key`, p as an operand, and scale the sums to them; tell
+   * whether there may be a key that not all rows see. */
+  __device__ __forceinline__ bool weigh(
+      float (&x)[N], uint32_t (&p)[N / 8][4], const Logits &logits, const View &view, int key) {
+    int first = key + int(threadIdx.x) % 4 * 2;
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      int i = row_of(j);
+      x[j] = logits.of(x[j], view.slope[i], view.place[i] - first - column_of(j));
+    }
+    bool cut = key < view.last.begin || key + P::CHUNK > view.first.end;
+    if constexpr (P::WIDE) cut = __any_sync(0xffffffff, cut); /* tells the compiler that warps agree, as wgmma needs */
+    if (cut) {
       int low[2] = {view.seen[0].begin - first, view.seen[1].begin - first};
       int high[2] = {view.seen[0].end - first, view.seen[1].end - first};
       hide(x, low, high);
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        auto any = [&](int i) { return i >= view.first.begin && i < view.last.end; };
-        held[j] = (any(first + 8 * j) ? 0xffff : 0) | (any(first + 8 * j + 1) ? 0xffff0000 : 0);
-      }
     }
     if (softmax.weigh(x, 1)) {
 #pragma unroll
       for (int j = 0; j < CHANNELS / 2; ++j) sum[j] *= softmax.correction[row_of(j)];
     }
-    uint32_t p[4];
 #pragma unroll
-    for (int j = 0; j < 4; ++j) p[j] = pack<T>(x[2 * j], x[2 * j + 1]);
-#pragma unroll
-    for (int channel = 0; channel < CHANNELS; channel += 16) {
-      uint32_t v[4];
-      load_matrices<true>(v, chunk + Layout<D>::BYTES + Layout<D_V>::at(v_row, channel / 8 + lane / 16));
-      multiply<T>(&sum[channel / 2], p, v[0] & held[0], v[1] & held[1]);
-      multiply<T>(&sum[channel / 2 + 4], p, v[2] & held[0], v[3] & held[1]);
-    }
+    for (int j = 0; j < N / 2; ++j) p[j / 4][j % 4] = pack<T>(x[2 * j], x[2 * j + 1]);
+    return cut;
   }
 
   /* Add up the totals of the threads that share rows: each has those of some keys. */

@@ -11,12 +11,13 @@
 
 namespace decode {
 
-constexpr int CHUNK = 16; /* keys that a warp multiplies at once */
-
 /* What a kernel is: Python's side of it is decode_plan.py. */
-template <int ROWS_, int WARPS_, int STAGES_, int BLOCKS_> struct Plan {
+template <int ROWS_, int WARPS_, int STAGES_, int BLOCKS_, int TURNS_, int CHUNK_> struct Plan {
   static constexpr int ROWS = ROWS_, WARPS = WARPS_, STAGES = STAGES_, BLOCKS = BLOCKS_;
-  static constexpr int THREADS = 32 * WARPS; /* that compute */
+  static constexpr int TURNS = TURNS_;       /* sets of warps, which have tiles by turns */
+  static constexpr int THREADS = 32 * WARPS; /* of a set */
+  static constexpr int CHUNK = CHUNK_;       /* keys that a warp multiplies at once */
+  static constexpr bool WIDE = CHUNK == 64;  /* by wgmma */
   static constexpr int ROW_WARPS = ROWS / 16, CHUNKS = WARPS / ROW_WARPS, KEYS = CHUNKS * CHUNK;
   static_assert(STAGES % CHUNKS == 0, "a stage is of the same warps each time: none of them runs ahead of its barrier");
 };

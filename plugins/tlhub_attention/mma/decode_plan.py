@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tlhub_attention.cuda.decode_plan import Plan, chunk
+from tlhub_attention.cuda.decode_plan import Plan
 
 _IN_FLIGHT = 64 * 1024  # bytes on their way to an SM that keep the memory busy
 _WARPS = {16: (4, 2), 32: (8, 4), 64: (8, 4)}  # of a tile's rows, as there is room in shared memory
@@ -31,6 +31,6 @@ def _fit(rows: int, d: int, d_v: int, shared_memory: int) -> Plan | None:
             room = (shared_memory + _RESERVED) // blocks - _RESERVED
             units = plan.filled(d, d_v, room).stages // plan.chunks
             if units >= 2:
-                held = 1 + max(1, _IN_FLIGHT // (blocks * plan.chunks * chunk(d, d_v)))
+                held = 1 + max(1, _IN_FLIGHT // (blocks * plan.chunks * plan.stage(d, d_v)))
                 return plan._replace(stages=min(units, held) * plan.chunks)
     return None
