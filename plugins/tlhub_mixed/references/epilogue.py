@@ -50,8 +50,8 @@ def bound(
     with np.errstate(all="ignore"):
         y = _biased(problem, x, inputs)
         error = error + (_EPS * abs(y) if option["bias"] else 0)
-        gate, value = _halves(problem, y)
-        gate_error, value_error = _halves(problem, error)
+        gate, value = halves(problem, y)
+        gate_error, value_error = halves(problem, error)
         error = SLOPE[kind] * gate_error + _EVALUATION[kind] * _EPS * abs(gate)
         if option["glu"]:
             gate = activate(kind, gate)
@@ -78,7 +78,7 @@ def _biased(problem: Problem, x: Array, inputs: Mapping[str, Array]) -> Array:
     return x + double(inputs["bias"]) if problem.option["bias"] else x
 
 
-def _halves(problem: Problem, y: Array) -> tuple[Array, Array]:
+def halves(problem: Problem, y: Array) -> tuple[Array, Array]:
     """Return the gates and the values; without ``glu`` all of *y* twice."""
     if not problem.option["glu"]:
         return y, y
@@ -88,7 +88,7 @@ def _halves(problem: Problem, y: Array) -> tuple[Array, Array]:
 
 def _result(problem: Problem, x: Array, inputs: Mapping[str, Array], scalars: Mapping[str, float]) -> Array:
     with np.errstate(all="ignore"):
-        gate, value = _halves(problem, _biased(problem, x, inputs))
+        gate, value = halves(problem, _biased(problem, x, inputs))
         y = activate(str(problem.option["epilogue"]), gate)
         if problem.option["glu"]:
             y = y * value
