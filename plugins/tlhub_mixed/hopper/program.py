@@ -51,7 +51,7 @@ def program(problem: Problem, config: Config, arch: str) -> CudaProgram:
     dtypes = dict(problem.dtypes)
     source = [
         code.source(problem, constants, "pack.cuh", tensor_cores.FILE, "product_hopper.cuh"),
-        products(dtypes["a"], dtypes["b"], (plan.columns for plan in plans)),
+        products(dtypes["a"], dtypes["b"], (plan.at_once(made.promoted) for plan in plans)),
         *(_instance(problem, plan) for plan in plans),
         "",
     ]
@@ -64,7 +64,7 @@ def values(problem: Problem, plans: Sequence[Plan]) -> Mapping[str, Expression]:
     batches, _, columns = code.extents(problem, "c")
     return {
         "padded": f"(K < 1 ? 1 : CEIL_DIV(K, {BYTES // item})) * {BYTES // item}",
-        **{f"fits_{name}": "0" if _rounded(problem) else _mappable(problem, name) for name in "ab"},
+        **{f"fits_{name}": "0" if made.parts > 1 else _mappable(problem, name) for name in "ab"},
         "fits_c": f"{_mappable(problem, 'c')} && ALIGNED({columns} * {_item(problem, 'c')}, {_ALIGNMENT})",
         **{
             f"copy_{name}": f"fits_{name} ? 0 : CEIL_DIV(padded * {made.parts * item} * {rows} * {batches}, 256) * 256"
@@ -77,11 +77,10 @@ def values(problem: Problem, plans: Sequence[Plan]) -> Mapping[str, Expression]:
 def branches(problem: Problem, plans: Sequence[Plan]) -> tuple[Branch, ...]:
     """Return the branches: the cheapest plan, on arrays as they are, or on copies of operands in scratch memory."""
     found: list[Branch] = []
-    halves = kind(problem).scales == OF_BLOCKS and problem.option.get("glu")
-    whole = [f"N_2 % {SPAN} == 0"] if halves else []
+    whole = [f"N_2 % {SPAN} == 0"] if _scaled(problem) and _glu(problem) else []
     for i, plan in enumerate(plans):
         cheapest = [f"cost_{i} <= cost_{j}" for j in range(i + 1, len(plans))]
-        when = " && ".join([_SMALL, f"{_clusters(problem, plan)} * {plan.share} < 0x7fff0000", *whole, *cheapest])
+        when = " && ".join([_SMALL, f"{_clusters(problem, plan)} * {plan.cluster} < 0x7fff0000", *whole, *cheapest])
         for stored, direct in (("fits_c && ", False), ("", True)):
             launch = _product(problem, plan, copied=False, direct=direct)
             found.append(Branch((launch,), f"fits_a && fits_b && {stored}{when}"))
@@ -121,13 +120,12 @@ def _price(problem: Problem, plan: Plan) -> str:
     return plan.price(_clusters(problem, plan), made.promoted, BYTES // _item(problem, "a"), made.parts)
 
 
-def _rounded(problem: Problem) -> bool:
-    """Tell whether operands are rounded, and so copied: tensor cores cut float32 off."""
-    return dict(problem.dtypes)["a"] == "float32"
-
-
 def _glu(problem: Problem) -> bool:
     return bool(problem.option.get("glu"))
+
+
+def _scaled(problem: Problem) -> bool:
+    return kind(problem).scales == OF_BLOCKS
 
 
 def _name(plan: Plan) -> str:
@@ -135,15 +133,19 @@ def _name(plan: Plan) -> str:
 
 
 def _instance(problem: Problem, plan: Plan) -> str:
-    item = _item(problem, "c")
-    glu = _glu(problem)
-    numbers = (plan.rows, plan.columns, plan.stages(item, glu), plan.share, plan.band, plan.chunk(item, glu))
-    return f"PRODUCT({_name(plan)}, {plan.shared(item, glu)}, {', '.join(map(str, numbers))})"
+    item, glu = _item(problem, "c"), _glu(problem)
+    sizes = (plan.rows, plan.columns, plan.stages(item, glu, _scaled(problem)))
+    numbers = (*sizes, plan.share, plan.split, plan.band, plan.chunk(item, glu))
+    return f"PRODUCT({_name(plan)}, {plan.shared(item, glu, _scaled(problem))}, {', '.join(map(str, numbers))})"
 
 
 def _operand(problem: Problem, name: str, box: int, copied: bool) -> TensorMap:
-    """Return the tensor map of a or b, boxes of 128 bytes of K and *box* rows; *copied*: of its copy, if it has one."""
-    item = _item(problem, name)
+    """Return the tensor map of a or b, boxes of 128 bytes of K and *box* rows; *copied*: of its copy, if it has one.
+
+    float32 is rounded to tf32 as it is loaded: the tensor core cuts what it is given, which errs twice as far, and
+    always towards 0.
+    """
+    dtype, item = dict(problem.dtypes)[name], _item(problem, name)
     at = "0" if name == "a" else "copy_a"
     batches, rows, _ = code.extents(problem, name)
     batch, row, _ = code.strides(problem, name)
@@ -156,7 +158,7 @@ def _operand(problem: Problem, name: str, box: int, copied: bool) -> TensorMap:
         return either(f"({extent} == 1 ? {_ALIGNMENT} : {stride} * {item})", f"{of_copy} * {item}")
 
     return TensorMap(
-        dict(problem.dtypes)[name],
+        "tfloat32" if dtype == "float32" else dtype,
         either(f"DATA({name})", _room(at)),
         (either("K", width), rows, batches),
         (step(rows, row, width), step(batches, batch, f"{width} * {rows}")),
@@ -182,11 +184,12 @@ def _product(problem: Problem, plan: Plan, copied: bool, direct: bool) -> Launch
     """Return the launch of *plan*; *direct*: it stores element by element."""
     item = _item(problem, "c")
     a = _operand(problem, "a", plan.rows, copied)
-    b = _operand(problem, "b", plan.columns // max(plan.share, 2 if _glu(problem) else 1), copied)
-    clusters, fit = _clusters(problem, plan), f"(SMS / {plan.share})"
+    b = _operand(problem, "b", plan.columns // plan.halves(_glu(problem)), copied)
+    clusters, fit = _clusters(problem, plan), f"(SMS / {plan.share} * {plan.resident})"
+    resident = clusters if plan.split > 1 else f"({clusters} < {fit} ? {clusters} : {fit})"
     return Launch(
         kernel=_name(plan),
-        grid=(f"({clusters} < {fit} ? {clusters} : {fit}) * {plan.share}", 1, 1),
+        grid=(f"{resident} * {plan.cluster}", 1, 1),
         block=(plan.threads, 1, 1),
         parameters=(
             a,
@@ -195,8 +198,8 @@ def _product(problem: Problem, plan: Plan, copied: bool, direct: bool) -> Launch
             Parameter("int", int(direct)),
             *code.parameters(problem),
         ),
-        shared=plan.shared(item, _glu(problem)),
-        cluster=(plan.share, 1, 1),
+        shared=plan.shared(item, _glu(problem), _scaled(problem)),
+        cluster=(plan.cluster, 1, 1),
         programmatic=True,
     )
 
