@@ -80,7 +80,7 @@ def test_the_rest_is_left_to_others_with_the_reason(made, arch, reason):
         # what was the fastest on an H200, or within 3 % of it
         ((2048, 2048, 2048), {}, "256x128"),
         ((4096, 4096, 4096), {}, "256x128"),
-        ((64, 4096, 4096), {}, "64x32"),
+        ((64, 4096, 4096), {}, "64x64-k2"),
         ((4096, 4096, 4096), {"fast_accum": True}, "128x256"),
         ((8192, 8192, 8192), {"fast_accum": True}, "128x256"),
         ((4096, 4096, 4096), {"dtype": "int8"}, "128x256"),
@@ -100,7 +100,7 @@ def test_sums_are_promoted_where_the_tensor_core_would_lose_bits():
 def test_symbolic_dims_have_a_few_plans_for_large_and_for_small_calls():
     chosen = [Plan.parse(text) for text in plans(make("M"))]
     tiles = [p.rows * p.columns for p in chosen]
-    assert len(tiles) == 4 and min(tiles) <= 4096 and max(tiles) >= 16384
+    assert len(tiles) == 4 and min(tiles) <= 8192 and max(tiles) >= 32768
 
 
 def test_a_price_is_the_cost_that_was_computed_here():

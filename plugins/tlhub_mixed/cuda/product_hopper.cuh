@@ -32,9 +32,8 @@ template <int BM_, int BN_, int STAGES_, int SHARE_, int SPLIT_, int BAND_, int 
 
   static constexpr bool BESIDE = BM == 64 && BN > 128; /* consumers have columns beside each other, or else rows */
   static constexpr int CONSUMERS = BM == 64 && !BESIDE ? 1 : 2, THREADS = (CONSUMERS + 1) * GROUP;
-  static constexpr int RESIDENT = CONSUMERS * SPLIT == 1 ? 2 : 1; /* blocks that a processor has room for */
+  static constexpr int RESIDENT = CONSUMERS == 1 ? 2 : 1; /* blocks that a processor has room for */
   /* of a thread; a processor has 65536, and a launch takes the same for all, a multiple of 8 */
-  static constexpr bool SCARCE = CONSUMERS * RESIDENT > 1;
   static constexpr int ALL_REGISTERS = 65536 / GROUP / RESIDENT / (CONSUMERS + 1) / 8 * 8 * (CONSUMERS + 1);
   static constexpr int CONSUMER_REGISTERS = (ALL_REGISTERS - PRODUCER_REGISTERS) / CONSUMERS / 8 * 8;
   static constexpr int ROWS = BESIDE ? BM : BM / CONSUMERS, PIECES = ROWS / 64, COLUMNS = BESIDE ? BN / 2 : BN;
@@ -551,14 +550,14 @@ __device__ __forceinline__ void run(
 
   int group = __shfl_sync(0xffffffff, threadIdx.x / GROUP, 0);
   if (group == P::CONSUMERS) {
-    if constexpr (P::SCARCE) give_registers<PRODUCER_REGISTERS>();
+    give_registers<PRODUCER_REGISTERS>();
     int warp = __shfl_sync(0xffffffff, threadIdx.x / 32 % 4, 0), lane = threadIdx.x % 32;
     if (threadIdx.x == PRODUCER) produce<P>(map_a, map_b, tiles, shared, call);
     if (SCALES == OF_BLOCKS && warp == 1) bring_scales<P>(tiles, shared, call, lane);
     __syncwarp();
     if constexpr (P::SPLIT > 1) cluster_arrive(), cluster_wait(); /* as the consumers do when they add up */
   } else {
-    if constexpr (P::SCARCE) take_registers<P::CONSUMER_REGISTERS>();
+    take_registers<P::CONSUMER_REGISTERS>();
     consume<P>(map_c, call, direct, tiles, shared, group);
   }
   /* no block leaves while another may still arrive at its barriers, or read its sums */

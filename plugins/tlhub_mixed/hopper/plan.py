@@ -52,7 +52,7 @@ class Plan(NamedTuple):
     @property
     def resident(self) -> int:
         """Blocks that a processor has room for."""
-        return 2 if self.consumers * self.split == 1 else 1
+        return 2 if self.consumers == 1 else 1
 
     @property
     def _beside(self) -> bool:
@@ -112,9 +112,9 @@ class Plan(NamedTuple):
         """Cycles of a stage, and of an epilogue."""
         products = self.rows * self.columns // 32
         loads = (self.rows + self.columns // self.share) * _LOAD // 10
-        added = 110 if self.consumers == self.resident == 1 else 280  # until sums are added up
+        added = 110 if self.consumers == 1 < self.split else 280  # the tensor core waits while sums are added up
         stage = max(products + (added if promoted else 120), loads) + (40 if self.share > 1 else 0)
-        return stage, 2 * products // self.split + (4000 * self.split if self.split > 1 else 0)
+        return stage, 2 * products // self.split + (2000 * self.split if self.split > 1 else 0)
 
     def price(self, clusters: str, promoted: bool, depth: int, parts: int) -> str:
         """Return what a product is expected to take, in cycles, as a C expression: waves of a block a processor, stages
