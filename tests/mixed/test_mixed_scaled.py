@@ -249,6 +249,28 @@ def test_an_infinite_scale_takes_any_sign_of_a_sum_that_may_be_of_either_and_no_
         testing.compare(np.float32([[np.nan, np.nan], [-np.inf, np.inf]]), expected[0], bounds)
 
 
+@pytest.mark.parametrize("out", ["float32", E4M3, "int8"])
+def test_what_comes_of_an_infinity_is_held_to_as_much_as_the_rest(out: str) -> None:
+    problem = make(
+        SCALED, sizes(2, 1, 4), "int8", {"scaling": "row", "epilogue": "relu", "residual": True, "out_dtype": out}
+    )
+    inputs = {
+        "a": np.int8([[-1] * 4, [1] * 4]),
+        "b": np.ones((4, 1), np.int8),
+        "a_scale": np.float32([np.inf, np.inf]),
+        "b_scale": np.float32([1]),
+        "residual": np.float32([[3], [3]]),
+    }
+    expected = scaled.reference(problem, inputs, {"out_scale": 1.0})
+    largest = {"float32": np.inf, E4M3: 448, "int8": 127}[out]
+    assert expected[0].tolist() == [[3], [largest]]
+    (bounds,) = scaled.tolerance(problem, inputs, {"out_scale": 1.0}, expected)
+    assert testing.compare(expected[0].astype(numpy_dtype(out)), expected[0], bounds) <= 1
+    for wrong in ([[4], [largest]], [[3], [3]]):
+        with pytest.raises(AssertionError):
+            testing.compare(np.array(wrong, numpy_dtype(out)), expected[0], bounds)
+
+
 def test_nan_in_an_operand_stays_in_its_row() -> None:  # A03
     a = ones(32, 33)
     a[1:] = np.nan

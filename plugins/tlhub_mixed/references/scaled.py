@@ -8,6 +8,7 @@ import numpy as np
 
 from tlhub.formats import ROUNDOFF
 from tlhub.specs import Problem
+from tlhub.testing.numbers import UNKNOWN
 from tlhub_mixed.contracts.quantize import BLOCK
 from tlhub_mixed.references.epilogue import Array, bound, double, finish, halves
 
@@ -32,7 +33,7 @@ def tolerance(
     largest, M: it loses 33 2^-13 M with each such addition. M is at most the larger of the sum so far and the root of
     the sum of the squares of the 32. It begins anew after 128 of K, or with ``fast_accum`` never, and what it has then
     is added up in float32. Scales round three times for each block; ``epilogue.bound`` has the rest.
-    Where an infinite scale meets a sum that may be of either sign, or 0, the bound is infinite.
+    Where an infinite scale meets a sum that may be of either sign, or 0, the bound is UNKNOWN.
     """
     option, depth = problem.option, int(problem.dim["K"])
     size = _product(problem, {**inputs, **{name: abs(double(inputs[name])) for name in _OPERANDS}})
@@ -43,7 +44,7 @@ def tolerance(
     elif problem.dtype != "int8":
         error = error + 2 * blocks * _EPS * size + _cut_off(problem, inputs)
     found = bound(problem, _product(problem, inputs), error, inputs, scalars)
-    return (np.where(_unsure(problem, inputs), np.inf, found),)
+    return (np.where(_unsure(problem, inputs), UNKNOWN, found),)
 
 
 def prepare(
