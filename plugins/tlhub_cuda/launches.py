@@ -31,6 +31,7 @@ MAP_TYPES: Mapping[str, tuple[int, int]] = {
     "uint32": (2, 4),
     "int32": (3, 4),
     "float32": (7, 4),
+    "tfloat32": (11, 4),
     "uint64": (4, 8),
     "int64": (5, 8),
     "float64": (8, 8),

@@ -329,7 +329,7 @@ def test_structs_and_numbers_are_the_drivers(tmp_path):
 
 def _map_types():
     """Yield the driver's name of each dtype of a tensor map that has one of its own, and our number."""
-    for dtype in ("uint8", "uint16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float64"):
+    for dtype in ("uint8", "uint16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float64", "tfloat32"):
         yield dtype.upper(), launches.MAP_TYPES[dtype][0]
     yield "BFLOAT16", launches.MAP_TYPES["bfloat16"][0]
 

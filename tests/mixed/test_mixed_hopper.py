@@ -10,6 +10,7 @@ import pytest
 
 import tlhub_registry
 from tlhub import catalog, problem, workload
+from tlhub.build.program import TensorMap
 from tlhub.errors import BuildError
 from tlhub.specs import DeviceFacts
 from tlhub.workload import Item
@@ -17,7 +18,7 @@ from tlhub_gemm.contract import GEMM
 from tlhub_mixed.cuda.products import products
 from tlhub_mixed.hopper import plan as plan_module
 from tlhub_mixed.hopper.gemm import HOPPER_MIXED
-from tlhub_mixed.hopper.plan import PLAIN, PROMOTED, Plan
+from tlhub_mixed.hopper.plan import PLAIN, PROMOTED, SCALED, Plan
 from tlhub_mixed.hopper.program import kind, program
 
 H200 = DeviceFacts("cuda:sm_90a", "an H200", cores=132, shared_memory=227 * 1024)
@@ -79,7 +80,7 @@ def test_the_rest_is_left_to_others_with_the_reason(made, arch, reason):
         # what was the fastest on an H200, or within 3 % of it
         ((2048, 2048, 2048), {}, "256x128"),
         ((4096, 4096, 4096), {}, "256x128"),
-        ((64, 4096, 4096), {}, "64x32"),
+        ((64, 4096, 4096), {}, "64x64-k2"),
         ((4096, 4096, 4096), {"fast_accum": True}, "128x256"),
         ((8192, 8192, 8192), {"fast_accum": True}, "128x256"),
         ((4096, 4096, 4096), {"dtype": "int8"}, "128x256"),
@@ -98,14 +99,15 @@ def test_sums_are_promoted_where_the_tensor_core_would_lose_bits():
 
 def test_symbolic_dims_have_a_few_plans_for_large_and_for_small_calls():
     chosen = [Plan.parse(text) for text in plans(make("M"))]
-    assert len(chosen) == 3 and min(p.rows for p in chosen) == 64 and max(p.rows * p.columns for p in chosen) >= 16384
+    tiles = [p.rows * p.columns for p in chosen]
+    assert len(tiles) == 4 and min(tiles) <= 8192 and max(tiles) >= 32768
 
 
 def test_a_price_is_the_cost_that_was_computed_here():
     def ceil_div(x, y):
         return -(-x // y)
 
-    for p in (*PLAIN, *PROMOTED):
+    for p in (*PLAIN, *PROMOTED, *SCALED):
         for promoted, depth, parts in ((True, 128, 1), (False, 32, 1), (True, 32, 3)):
             clusters = f"B * CEIL_DIV(M, {p.rows * p.share}) * CEIL_DIV(N, {p.columns})"
             price = p.price(clusters, promoted, depth, parts).replace("/", "//")
@@ -116,18 +118,20 @@ def test_a_price_is_the_cost_that_was_computed_here():
 
 @pytest.mark.parametrize("item", [1, 2, 4])
 @pytest.mark.parametrize("glu", [False, True])
-def test_every_plan_has_room_for_a_ring(item, glu):
-    for p in {*PLAIN, *PROMOTED}:
-        if glu and p.columns % 128:
-            continue
-        assert p.stages(item, glu) >= 3 and p.shared(item, glu) <= 227 * 1024
-        assert p.columns // (1 + glu) % p.chunk(item, glu) == 0 and p.chunk(item, glu) * item <= 128
+@pytest.mark.parametrize("scaled", [False, True])
+def test_every_plan_has_room_for_a_ring_and_two_small_blocks_for_each_other(item, glu, scaled):
+    for p in {*PLAIN, *PROMOTED, *SCALED}:
+        if p.serves(item, glu):
+            assert p.stages(item, glu, scaled) >= 3 and p.shared(item, glu, scaled) + 1024 <= 228 * 1024 // p.resident
+            assert p.finished(glu) % p.chunk(item, glu) == 0 and 32 <= p.chunk(item, glu) * item <= 128
+            sums = 4 * p.rows * p.columns
+            assert p.split == 1 or sums <= p.stages(item, glu, scaled) * (p.rows + p.columns) * plan_module.BYTES
 
 
 def test_a_plan_is_written_as_it_is_read():
-    for text in ("128x256-b2", "64x32"):
+    for text in ("128x256-b2", "64x32", "64x256-k4"):
         assert str(Plan.parse(text)) == text
-    assert Plan.parse("256x128-b2") == Plan(256, 128, share=2)
+    assert Plan.parse("256x128-b2") == Plan(256, 128, share=2) and Plan.parse("64x64-k2").split == 2
     with pytest.raises(BuildError, match="'128' is no plan; it is a tile"):
         Plan.parse("128")
 
@@ -172,7 +176,7 @@ def test_kernels_compile_without_spills_or_serialised_wgmma(texts, dtype, option
     for p in map(Plan.parse, texts.split()):
         name = "product_" + str(p).replace("-", "_")
         assert built.resources[f"{name}.spills"] == 0
-        assert built.resources[f"{name}.shared_memory"] == p.shared(item, False)
+        assert built.resources[f"{name}.shared_memory"] == p.shared(item, False, False)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +203,17 @@ def test_operands_that_are_no_rows_along_k_are_copied_into_scratch_memory():
     assert all(re.search(r"\bfits_a && fits_b\b", b.when) for b in branches[:2])
 
 
-def test_float32_is_always_rounded_on_its_way():
+def test_float32_is_rounded_as_it_is_loaded_and_copied_to_be_split_in_parts():
     """Tensor cores cut tf32 off, which errs twice as far."""
-    values = program(make("M", "N", "K", "float32", compute="tf32"), {"plans": "128x128"}, "cuda:sm_90a").values
-    assert values["fits_a"] == values["fits_b"] == "0" and plan_module.BYTES == 128
+    for compute, fits in (("tf32", True), ("3xtf32", False)):
+        made = program(make("M", "N", "K", "float32", compute=compute), {"plans": "128x128"}, "cuda:sm_90a")
+        assert (made.values["fits_a"] != "0") == (made.values["fits_b"] != "0") == fits
+        product = made.branches[0].launches[-1].parameters
+        assert [p.dtype for p in product if isinstance(p, TensorMap)] == ["tfloat32", "tfloat32", "float32"]
+
+
+def test_blocks_that_split_k_are_a_cluster_and_each_finishes_a_slice_of_the_columns():
+    launch = program(make("M", "N", "K"), {"plans": "64x256-k4"}, "cuda:sm_90a").branches[0].launches[0]
+    assert launch.cluster == (4, 1, 1) and "SMS" not in str(launch.grid[0])
+    maps = [p.box for p in launch.parameters if isinstance(p, TensorMap)]
+    assert maps == [(128, 64, 1), (128, 256, 1), (32, 16, 1)], "of C a warp of two consumers has 256 / 2 / 4 columns"

@@ -3,13 +3,14 @@
  * bytes of K, and whatever the type, a product is 32 bytes deep.
  *
  * A block has a producer and one or two consumers, a warp group each. The producer's first thread keeps a ring of STAGES
- * stages in shared memory filled with tiles of A and B; the consumers multiply them out of it, 64 or 128 rows each. A
- * stage has two barriers: `full` completes when its bytes have arrived, `empty` when those who read it are done. A cluster
- * of two blocks, tiles below each other, shares B: each loads a half of it for both.
+ * stages in shared memory filled with tiles of A and B; the consumers multiply them out of it, 64 or 128 rows each, or of a
+ * tile of 64 rows half of the columns each. A stage has two barriers: `full` completes when its bytes have arrived, `empty`
+ * when those who read it are done. A cluster of two blocks, tiles below each other, shares B: each loads a half of it for
+ * both. Or a cluster splits K: each block has the sums of its part, and adds up those of all for a slice of the columns.
  *
  * The tensor core keeps about 14 bits of a sum of float8 products, and truncates those of tf32. Where sums are PROMOTED, or
  * the scales are of blocks, those of a stage are made in registers of their own, and added up in float32; while one consumer
- * does so the other has the tensor core.
+ * does so the other has the tensor core. The scales of blocks come with a stage: another warp of the producer brings them.
  */
 
 namespace product {
@@ -17,33 +18,49 @@ namespace product {
 using namespace tensor_cores;
 
 constexpr int GROUP = 128;                                               /* threads */
-constexpr int PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;         /* of a thread */
+constexpr int PRODUCER_REGISTERS = SCALES == OF_BLOCKS ? 56 : 40;         /* of a thread */
 constexpr int BYTES = 128, DEPTH = BYTES / int(sizeof(A)), STEPS = BYTES / 32; /* of K in a stage */
 [[maybe_unused]] constexpr int BLOCK = 128; /* columns that share a scale where scales are of blocks */
 
 /* What a kernel is: Python's side of it is plan.py. */
-template <int BM_, int BN_, int STAGES_, int SHARE_, int BAND_, int CHUNK_> struct Plan {
+template <int BM_, int BN_, int STAGES_, int SHARE_, int SPLIT_, int BAND_, int CHUNK_> struct Plan {
   static constexpr int BM = BM_, BN = BN_; /* of a tile */
   static constexpr int STAGES = STAGES_;
   static constexpr int SHARE = SHARE_; /* blocks below each other that share B: a cluster */
+  static constexpr int SPLIT = SPLIT_; /* or blocks that have a part of K each of one tile */
   static constexpr int BAND = BAND_;   /* rows of clusters that are walked column by column, so that L2 is hit */
 
-  static constexpr int CONSUMERS = BM == 64 ? 1 : 2, ROWS = BM / CONSUMERS, PIECES = ROWS / 64;
-  static constexpr int THREADS = (CONSUMERS + 1) * GROUP;
+  static constexpr bool BESIDE = BM == 64 && BN > 128; /* consumers have columns beside each other, or else rows */
+  static constexpr int CONSUMERS = BM == 64 && !BESIDE ? 1 : 2, THREADS = (CONSUMERS + 1) * GROUP;
+  static constexpr int RESIDENT = CONSUMERS == 1 ? 2 : 1; /* blocks that a processor has room for */
+  /* of a thread; a processor has 65536, and a launch takes the same for all, a multiple of 8 */
+  static constexpr int ALL_REGISTERS = 65536 / GROUP / RESIDENT / (CONSUMERS + 1) / 8 * 8 * (CONSUMERS + 1);
+  static constexpr int CONSUMER_REGISTERS = (ALL_REGISTERS - PRODUCER_REGISTERS) / CONSUMERS / 8 * 8;
+  static constexpr int ROWS = BESIDE ? BM : BM / CONSUMERS, PIECES = ROWS / 64, COLUMNS = BESIDE ? BN / 2 : BN;
+  static constexpr int AT_ONCE = PROMOTED && COLUMNS > 192 ? COLUMNS / 2 : COLUMNS; /* columns of a product */
+  static constexpr int SLICE = COLUMNS / SPLIT;                                     /* columns that are finished */
 
-  static constexpr int OUT = GLU ? BN / 2 : BN; /* columns of C of a tile */
-  static constexpr int CHUNK = CHUNK_;          /* that a warp stages at once, in rows of at most 128 bytes */
+  static constexpr int HALVES = GLU ? 2 : 1; /* gates and values are halves of a tile, and of what a consumer has of it */
+  static constexpr int OUT = BN / HALVES;    /* columns of C of a tile */
+  static constexpr int CHUNK = CHUNK_;       /* that a warp stages at once, in rows of at most 128 bytes */
   static constexpr int CHUNK_BYTES = 16 * CHUNK * int(sizeof(C));
-  static constexpr int CHUNKS = OUT / CHUNK * PIECES; /* of a warp and a tile */
+  static constexpr int CHUNKS = SLICE / HALVES / CHUNK * PIECES; /* of a warp and a tile */
   static constexpr int BUFFERS = CHUNKS == 1 ? 1 : 2;
+
+  /* columns that share a scale: tiles begin anywhere in a block, and values of gates not where a block does */
+  static constexpr int SPAN = COLUMNS % 128 == 0 && !GLU ? 128 : COLUMNS % 64 == 0 ? 64 : 32;
+  static constexpr int SCALE_BYTES = SCALES == OF_BLOCKS ? 4 * (BM + 8) : 0; /* of a stage: of rows, and of spans */
 
   static constexpr int A_BYTES = BM * BYTES, B_BYTES = BN * BYTES;
   static constexpr int AT_B = STAGES * A_BYTES, AT_STAGING = AT_B + STAGES * B_BYTES;
-  static constexpr int AT_BARRIERS = AT_STAGING + 4 * CONSUMERS * BUFFERS * CHUNK_BYTES; /* `full`, and `empty` */
+  static constexpr int AT_SCALES = AT_STAGING + 4 * CONSUMERS * BUFFERS * CHUNK_BYTES;
+  static constexpr int AT_BARRIERS = AT_SCALES + STAGES * SCALE_BYTES; /* `full`, and `empty` */
   static constexpr int TOTAL = AT_BARRIERS + 8 * 2 * STAGES;                             /* bytes of shared memory */
 
   static_assert(BM % 64 == 0 && BM <= 256 && BN % (16 * SHARE) == 0 && BN <= 256, "boxes and instructions end there");
-  static_assert(OUT % CHUNK == 0 && CHUNK * sizeof(C) <= 128, "whole chunks are staged, in rows that are swizzled");
+  static_assert(SLICE / HALVES % CHUNK == 0 && CHUNK * sizeof(C) <= 128, "whole chunks are staged, in swizzled rows");
+  static_assert(SCALES != OF_BLOCKS || (BN / SPAN <= 8 && (!GLU || COLUMNS % 128 == 0)), "whole spans have one scale");
+  static_assert(SPLIT == 1 || (SHARE == 1 && BM * BN * int(sizeof(Sum)) <= AT_STAGING), "sums take the place of the ring");
 };
 
 /* The product of two tiles, 64 rows and N columns, 32 bytes of K deep, added to `sum`; Python writes them (products.py). */
@@ -51,16 +68,18 @@ template <int N> struct Product;
 
 /* The tiles of a call in the order in which they are worked on, counted in clusters. */
 template <class P> struct Tiles {
-  int across, down, count, first, step, rank, stages;
+  int across, down, count, first, step, rank, from, to; /* stages of K, of each of the operands' parts */
 
   __device__ __forceinline__ explicit Tiles(const Call &call) {
-    rank = P::SHARE > 1 ? cluster_rank() : 0;
+    rank = P::SHARE * P::SPLIT > 1 ? cluster_rank() : 0;
     down = (call.m + P::BM * P::SHARE - 1) / (P::BM * P::SHARE);
     across = (call.n + P::OUT - 1) / P::OUT;
     count = down * across * call.batch;
-    first = blockIdx.x / P::SHARE;
-    step = gridDim.x / P::SHARE;
-    stages = (call.k + DEPTH - 1) / DEPTH; /* of a part */
+    first = blockIdx.x / (P::SHARE * P::SPLIT);
+    step = gridDim.x / (P::SHARE * P::SPLIT);
+    int stages = (call.k + DEPTH - 1) / DEPTH, share = (stages + P::SPLIT - 1) / P::SPLIT;
+    from = P::SPLIT > 1 ? min(rank * share, stages) : 0;
+    to = P::SPLIT > 1 ? min(from + share, stages) : stages;
   }
 
   /* Where tile number i starts. */
@@ -69,7 +88,7 @@ template <class P> struct Tiles {
     i -= batch * (down * across);
     int band = i / (P::BAND * across), top = band * P::BAND, height = min(P::BAND, down - top);
     i -= band * P::BAND * across;
-    m = ((top + i % height) * P::SHARE + rank) * P::BM;
+    m = ((top + i % height) * P::SHARE + (P::SHARE > 1 ? rank : 0)) * P::BM;
     n = i / height * P::OUT;
   }
 };
@@ -83,6 +102,7 @@ template <class P> struct Shared {
   __device__ __forceinline__ uint32_t staging(int warp) const {
     return base + P::AT_STAGING + warp * (P::BUFFERS * P::CHUNK_BYTES);
   }
+  __device__ __forceinline__ uint32_t scales(int stage) const { return base + P::AT_SCALES + stage * P::SCALE_BYTES; }
   __device__ __forceinline__ uint32_t full(int stage) const { return base + P::AT_BARRIERS + 8 * stage; }
   __device__ __forceinline__ uint32_t empty(int stage) const { return full(P::STAGES + stage); }
 };
@@ -94,40 +114,105 @@ template <class P> struct Shared {
 __device__ __forceinline__ int part_of_a(int turn) { return 2 - turn; }
 __device__ __forceinline__ int part_of_b(int turn) { return turn == 2 ? 0 : 1 + turn; }
 
-/* Load the tile of B from column n of C on, or this block's part of it; with GLU it is two parts, gates and values. */
-template <class P>
-__device__ __forceinline__ void load_b(
-    uint32_t to, const TensorMap &map, uint32_t full, int k, int n, int batch, int columns, int rank) {
-  constexpr int PARTS_OF_B = GLU ? 2 : P::SHARE, ROWS = P::BN / PARTS_OF_B;
+__device__ __forceinline__ void write_shared(uint32_t to, float x) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(x) : "memory");
+}
+
+/* Do `use` for each box of the tile of B from column n of C on, or of this block's part of it: its place in the tile, and its
+ * row of B. With GLU each consumer's columns are two boxes, gates and values. */
+template <class P, class Use>
+__device__ __forceinline__ void each_box_of_b(int n, int columns, int rank, Use use) {
+  constexpr int BOXES = GLU ? 2 * (P::BN / P::COLUMNS) : P::SHARE, ROWS = P::BN / BOXES;
 #pragma unroll
-  for (int part = 0; part < PARTS_OF_B; ++part) {
-    int row = n + part * (GLU ? columns : ROWS);
-    if constexpr (P::SHARE > 1) {
-      if (part == rank) load_box_to((1 << P::SHARE) - 1, to + part * ROWS * BYTES, map, full, k, row, batch);
-    } else {
-      load_box(to + part * ROWS * BYTES, map, full, k, row, batch);
-    }
+  for (int box = 0; box < BOXES; ++box) {
+    int row = GLU ? n + box / 2 * ROWS + box % 2 * columns : n + box * ROWS;
+    if (P::SHARE == 1 || box == rank) use(box * ROWS * BYTES, row);
+  }
+}
+
+/* Fetch into L2 what of B the ring has room for. It is done before what is ahead in the stream has ended: L2 is what all
+ * agree on, so B may still be written. */
+template <class P>
+__device__ __forceinline__ void fetch_ahead(const TensorMap &map_b, const Tiles<P> &tiles, const Call &call) {
+  int m, n, batch, end = min(tiles.to, tiles.from + P::STAGES);
+  tiles.place(tiles.first, m, n, batch);
+  for (int k = tiles.from * DEPTH; k < end * DEPTH; k += DEPTH) {
+    each_box_of_b<P>(n, call.n, tiles.rank, [&](int, int row) {
+      asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(&map_b), "r"(k), "r"(row),
+                   "r"(batch)
+                   : "memory");
+    });
   }
 }
 
 template <class P>
 __device__ __forceinline__ void produce(
-    const TensorMap &map_a, const TensorMap &map_b, const Tiles<P> &tiles, Shared<P> shared, int columns) {
+    const TensorMap &map_a, const TensorMap &map_b, const Tiles<P> &tiles, Shared<P> shared, const Call &call) {
   Ring<P::STAGES> ring;
-  int padded = tiles.stages * DEPTH;
+  int padded = (call.k + DEPTH - 1) / DEPTH * DEPTH;
   for (int i = tiles.first; i < tiles.count; i += tiles.step) {
     int m, n, batch;
     tiles.place(i, m, n, batch);
 #pragma unroll 1
     for (int turn = 0; turn < PARTS; ++turn) {
       int at_a = PARTS > 1 ? part_of_a(turn) * padded : 0, at_b = PARTS > 1 ? part_of_b(turn) * padded : 0;
-      for (int k = 0; k < padded; k += DEPTH) {
+      for (int k = tiles.from * DEPTH; k < tiles.to * DEPTH; k += DEPTH) {
         uint32_t full = shared.full(ring.stage);
         barrier_wait(shared.empty(ring.stage), ring.phase ^ 1);
         barrier_expect(full, P::A_BYTES + P::B_BYTES);
         load_box(shared.a(ring.stage), map_a, full, at_a + k, m, batch);
-        load_b<P>(shared.b(ring.stage), map_b, full, at_b + k, n, batch, columns, tiles.rank);
+        each_box_of_b<P>(n, call.n, tiles.rank, [&](int place, int row) {
+          uint32_t to = shared.b(ring.stage) + place;
+          if constexpr (P::SHARE > 1) {
+            load_box_to((1 << P::SHARE) - 1, to, map_b, full, at_b + k, row, batch);
+          } else {
+            load_box(to, map_b, full, at_b + k, row, batch);
+          }
+        });
         ring.next();
+      }
+    }
+  }
+}
+
+/* The first column of C of a span of the tile of B from column n of C on, as a column of B. */
+template <class P> __device__ __forceinline__ int column_of(int span, int n, int columns) {
+  int consumer = span * P::SPAN / P::COLUMNS, column = span * P::SPAN % P::COLUMNS;
+  n += consumer * (P::COLUMNS / P::HALVES);
+  return GLU && column >= P::COLUMNS / 2 ? columns + n + column - P::COLUMNS / 2 : n + column;
+}
+
+/* Bring the scales of blocks, by a warp: those of BATCH stages are on their way at a time. */
+template <class P>
+__device__ __forceinline__ void bring_scales(const Tiles<P> &tiles, Shared<P> shared, const Call &call, int lane) {
+  constexpr int BATCH = 256 / P::BM, ROWS = P::BM / 32, SPANS = P::BN / P::SPAN;
+  Ring<P::STAGES> ring;
+  for (int i = tiles.first; i < tiles.count; i += tiles.step) {
+    int m, n, batch;
+    tiles.place(i, m, n, batch);
+    int column = min(column_of<P>(min(lane, SPANS - 1), n, call.n), P::HALVES * call.n - 1);
+#pragma unroll 1
+    for (int first = tiles.from; first < tiles.to; first += BATCH) {
+      float rows[BATCH][ROWS], columns[BATCH];
+#pragma unroll
+      for (int j = 0; j < BATCH; ++j) {
+        int block = min(first + j, tiles.to - 1);
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) rows[j][r] = call.of_a.of(min(m + lane + 32 * r, call.m - 1), block);
+        columns[j] = call.of_b.of(column / BLOCK, block);
+      }
+#pragma unroll
+      for (int j = 0; j < BATCH; ++j) {
+        if (first + j < tiles.to) {
+          barrier_wait(shared.empty(ring.stage), ring.phase ^ 1);
+          uint32_t to = shared.scales(ring.stage) + 4 * lane;
+#pragma unroll
+          for (int r = 0; r < ROWS; ++r) write_shared(to + 128 * r, rows[j][r]);
+          if (lane < SPANS) write_shared(to + 4 * P::BM, columns[j]);
+          __syncwarp();
+          if (lane == 0) barrier_arrive(shared.full(ring.stage));
+          ring.next();
+        }
       }
     }
   }
@@ -136,7 +221,7 @@ __device__ __forceinline__ void produce(
 /* -- a consumer ---------------------------------------------------------------------------------- */
 
 /* Sums of 64 x N: two of row lane / 4, two of the row 8 below, for each 8 columns. */
-template <class P> using Sums = Sum[P::PIECES][P::BN / 2];
+template <class P> using Sums = Sum[P::PIECES][P::COLUMNS / 2];
 
 /* This warp is done with a stage: tell the blocks that load into it. */
 template <class P> __device__ __forceinline__ void release(Shared<P> shared, int stage, int lane) {
@@ -149,9 +234,11 @@ template <class P> __device__ __forceinline__ void release(Shared<P> shared, int
 
 /* Start the products of a stage for 64 rows of A, added to `sum`, or put there. */
 template <class P>
-__device__ __forceinline__ void start(Sum (&sum)[P::BN / 2], uint64_t a, uint64_t b, bool add) {
+__device__ __forceinline__ void start(Sum (&sum)[P::AT_ONCE / 2], uint64_t a, uint64_t b, bool add) {
 #pragma unroll
-  for (int step = 0; step < STEPS; ++step) Product<P::BN>::add(sum, a + 32 * step / 16, b + 32 * step / 16, add || step > 0);
+  for (int step = 0; step < STEPS; ++step) {
+    Product<P::AT_ONCE>::add(sum, a + 32 * step / 16, b + 32 * step / 16, add || step > 0);
+  }
 }
 
 /* Nothing is done with sums before here. */
@@ -166,58 +253,53 @@ template <int N> __device__ __forceinline__ void settle(int (&sum)[N]) {
 
 /* The scales of a thread's rows and columns for one block of K. */
 template <class P> struct BlockScales {
-  static constexpr int SPANS = (P::BN + 63) / 64; /* columns that share a scale come in 64s */
-  static_assert(SCALES != OF_BLOCKS || !GLU || P::BN % 128 == 0, "gates and values are whole spans");
-  float rows[P::PIECES][2], columns[SPANS];
+  float rows[P::PIECES][2], columns[P::COLUMNS / P::SPAN];
 
-  /* `m`, `n`: of this warp's first element. */
-  __device__ __forceinline__ void load(const Call &call, int m, int n, int block, int lane) {
+  /* `top`, `left`: this lane's first row, and the consumer's first column, of the tile. */
+  __device__ __forceinline__ void read(uint32_t from, int top, int left) {
 #pragma unroll
-    for (int piece = 0; piece < P::PIECES; ++piece) {
+    for (int i = 0; i < 2 * P::PIECES; ++i) read_shared(rows[i / 2][i % 2], from + 4 * (top + 32 * i - i % 2 * 24));
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        rows[piece][half] = call.of_a.of(min(m + 64 * piece + 8 * half + lane / 4, call.m - 1), block);
-      }
-    }
-#pragma unroll
-    for (int span = 0; span < SPANS; ++span) {
-      int column = GLU && span >= SPANS / 2 ? call.n + n + 64 * (span - SPANS / 2) : n + 64 * span;
-      columns[span] = call.of_b.of(min(column, (GLU ? 2 : 1) * call.n - 1) / BLOCK, block);
-    }
+    for (int i = 0; i < P::COLUMNS / P::SPAN; ++i) read_shared(columns[i], from + 4 * (P::BM + left / P::SPAN + i));
+  }
+
+  static __device__ __forceinline__ void read_shared(float &x, uint32_t from) {
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(from) : "memory");
   }
 };
 
-/* total = A B over the stages of a tile, the sums of a stage and 64 rows at a time; `m`, `n`: of this warp's first
- * element. */
+/* total = A B over the stages of a tile, the sums of a stage, of 64 rows and as many columns as registers allow, at a time;
+ * `top`, `left`: the consumer's part of the tile. */
 template <class P>
 __device__ __forceinline__ void multiply_promoted(
-    Sums<P> &total, Ring<P::STAGES> &ring, Shared<P> shared, const Tiles<P> &tiles, const Call &call, int top, int m,
-    int n, int lane) {
-  BlockScales<P> scales, next; /* those of the next block are on their way while this one is multiplied */
-  if (SCALES == OF_BLOCKS && tiles.stages > 0) next.load(call, m, n, 0, lane);
+    Sums<P> &total, Ring<P::STAGES> &ring, Shared<P> shared, const Tiles<P> &tiles, int top, int left, int lane) {
+  int row = top + threadIdx.x / 32 % 4 * 16 + lane / 4;
 #pragma unroll 1
-  for (int block = 0; block < tiles.stages * PARTS; ++block) {
-    if constexpr (SCALES == OF_BLOCKS) {
-      scales = next;
-      next.load(call, m, n, min(block + 1, tiles.stages - 1), lane);
-    }
+  for (int block = 0; block < (tiles.to - tiles.from) * PARTS; ++block) {
     barrier_wait(shared.full(ring.stage), ring.phase);
-    uint64_t a = describe<BYTES>(shared.a(ring.stage) + top * BYTES), b = describe<BYTES>(shared.b(ring.stage));
+    uint64_t a = describe<BYTES>(shared.a(ring.stage) + top * BYTES);
+    uint64_t b = describe<BYTES>(shared.b(ring.stage) + left * BYTES);
+    BlockScales<P> scales;
 #pragma unroll
     for (int piece = 0; piece < P::PIECES; ++piece) {
-      Sum sum[P::BN / 2];
-      wgmma_fence();
-      start<P>(sum, a + 64 * piece * BYTES / 16, b, false);
-      wgmma_commit();
-      wgmma_wait<0>();
-      settle(sum);
-      if (piece == P::PIECES - 1) release<P>(shared, ring.stage, lane);
 #pragma unroll
-      for (int i = 0; i < P::BN / 2; ++i) {
-        if constexpr (SCALES == OF_BLOCKS) {
-          total[piece][i] = fmaf(sum[i], scales.rows[piece][i / 2 % 2] * scales.columns[i / 32], total[piece][i]);
-        } else {
-          total[piece][i] += sum[i];
+      for (int column = 0; column < P::COLUMNS; column += P::AT_ONCE) {
+        Sum sum[P::AT_ONCE / 2];
+        wgmma_fence();
+        start<P>(sum, a + 64 * piece * BYTES / 16, b + column * BYTES / 16, false);
+        wgmma_commit();
+        if (SCALES == OF_BLOCKS && piece + column == 0) scales.read(shared.scales(ring.stage), row, left);
+        wgmma_wait<0>();
+        settle(sum);
+        if (piece == P::PIECES - 1 && column + P::AT_ONCE == P::COLUMNS) release<P>(shared, ring.stage, lane);
+#pragma unroll
+        for (int i = 0; i < P::AT_ONCE / 2; ++i) {
+          Sum &to = total[piece][column / 2 + i];
+          if constexpr (SCALES == OF_BLOCKS) {
+            to = fmaf(sum[i], scales.rows[piece][i / 2 % 2] * scales.columns[(column + 2 * i) / P::SPAN], to);
+          } else {
+            to += sum[i];
+          }
         }
       }
     }
@@ -229,12 +311,13 @@ __device__ __forceinline__ void multiply_promoted(
  * when the one after it has been started. */
 template <class P>
 __device__ __forceinline__ void multiply(
-    Sums<P> &sum, Ring<P::STAGES> &ring, Shared<P> shared, const Tiles<P> &tiles, int top, int lane) {
+    Sums<P> &sum, Ring<P::STAGES> &ring, Shared<P> shared, const Tiles<P> &tiles, int top, int left, int lane) {
   int last = -1;
 #pragma unroll 1
-  for (int block = 0; block < tiles.stages * PARTS; ++block) {
+  for (int block = 0; block < (tiles.to - tiles.from) * PARTS; ++block) {
     barrier_wait(shared.full(ring.stage), ring.phase);
-    uint64_t a = describe<BYTES>(shared.a(ring.stage) + top * BYTES), b = describe<BYTES>(shared.b(ring.stage));
+    uint64_t a = describe<BYTES>(shared.a(ring.stage) + top * BYTES);
+    uint64_t b = describe<BYTES>(shared.b(ring.stage) + left * BYTES);
     wgmma_fence();
 #pragma unroll
     for (int piece = 0; piece < P::PIECES; ++piece) start<P>(sum[piece], a + 64 * piece * BYTES / 16, b, true);
@@ -248,6 +331,54 @@ __device__ __forceinline__ void multiply(
 #pragma unroll
   for (int piece = 0; piece < P::PIECES; ++piece) settle(sum[piece]);
   if (last >= 0) release<P>(shared, last, lane);
+}
+
+/* What a consumer finishes of a tile. */
+template <class P> using Slice = Sum[P::PIECES][P::SLICE / 2];
+
+/* sum = the sums of all blocks of the cluster, for this block's slice of the columns. Each puts its own where the ring was,
+ * four numbers of a thread beside those of the others, and all add them up in the same order. */
+template <class P>
+__device__ __forceinline__ void add_up(
+    Slice<P> &sum, const Sums<P> &part, Shared<P> shared, int consumer, int rank) {
+  constexpr int FOUR = GROUP * 16, FOURS = P::COLUMNS / 8; /* of 64 rows */
+  uint32_t place = shared.base + consumer * (P::PIECES * FOURS * FOUR) + threadIdx.x % GROUP * 16;
+  if constexpr (P::CONSUMERS > 1) { /* the other may still read the ring */
+    asm volatile("bar.sync 1, %0;" ::"n"(P::CONSUMERS * GROUP) : "memory");
+  }
+#pragma unroll
+  for (int piece = 0; piece < P::PIECES; ++piece) {
+#pragma unroll
+    for (int i = 0; i < FOURS; ++i) {
+      uint32_t v[4];
+      memcpy(v, part[piece] + 4 * i, 16);
+      asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(place + (piece * FOURS + i) * FOUR), "r"(v[0]),
+                   "r"(v[1]), "r"(v[2]), "r"(v[3])
+                   : "memory");
+    }
+  }
+  cluster_arrive(), cluster_wait();
+  constexpr int WIDTH = FOURS / P::SPLIT / P::HALVES; /* of a slice, and with GLU of its gates or values */
+#pragma unroll
+  for (int source = 0; source < P::SPLIT; ++source) {
+    uint32_t there = address_in(place, source);
+#pragma unroll
+    for (int piece = 0; piece < P::PIECES; ++piece) {
+#pragma unroll
+      for (int i = 0; i < FOURS / P::SPLIT; ++i) {
+        int four = piece * FOURS + i / WIDTH * (FOURS / P::HALVES) + rank * WIDTH + i % WIDTH;
+        uint32_t v[4];
+        asm volatile("ld.shared::cluster.v4.b32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+                     : "r"(there + four * FOUR)
+                     : "memory");
+        Sum more[4];
+        memcpy(more, v, 16);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) sum[piece][4 * i + j] = source > 0 ? sum[piece][4 * i + j] + more[j] : more[j];
+      }
+    }
+  }
 }
 
 /* Write a pair of neighbours to shared memory. */
@@ -291,7 +422,7 @@ __device__ __forceinline__ void stage_chunk(
     int r = row + 8 * half, c = column + right;
     bool inside = r < call.m && c < call.n;
     Real x = activate<ACTIVATION>(linear(half, c, inside, *total));
-    if constexpr (GLU) x *= linear(half, c + call.n, inside, total[P::BN / 4]);
+    if constexpr (GLU) x *= linear(half, c + call.n, inside, total[P::SLICE / 4]);
     if constexpr (RESIDUAL) x += inside ? to<Real>(call.residual[call.of_residual.at(batch, r, c)]) : Real(0);
     return to<C>(x * out_scale);
   };
@@ -321,11 +452,12 @@ __device__ __forceinline__ void write_chunk(uint32_t from, const Call &call, int
   }
 }
 
-/* Finish a consumer's rows, from row m and column n of C on, and store them. */
+/* Finish what a consumer has, from row m and column n of C on, and store it. */
 template <class P>
 __device__ __forceinline__ void finish(
-    const Sums<P> &sum, const TensorMap &map_c, const Call &call, bool direct, uint32_t staging, int batch, int m,
+    const Slice<P> &sum, const TensorMap &map_c, const Call &call, bool direct, uint32_t staging, int batch, int m,
     int n) {
+  constexpr int COLUMNS = P::SLICE / P::HALVES;
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
 #pragma unroll
   for (int piece = 0; piece < P::PIECES; ++piece) {
@@ -336,8 +468,8 @@ __device__ __forceinline__ void finish(
       for (int half = 0; half < 2; ++half) scales[half] = call.of_a.of(min(row + lane / 4 + 8 * half, call.m - 1));
     }
 #pragma unroll
-    for (int column = 0; column < P::OUT; column += P::CHUNK) {
-      int number = piece * (P::OUT / P::CHUNK) + column / P::CHUNK;
+    for (int column = 0; column < COLUMNS; column += P::CHUNK) {
+      int number = piece * (COLUMNS / P::CHUNK) + column / P::CHUNK;
       uint32_t chunk = staging + number % P::BUFFERS * P::CHUNK_BYTES;
       if (lane == 0) { /* until the buffer is free: of an odd number of chunks the last is in the first buffer, too */
         if (number == 0 && P::CHUNKS % 2) {
@@ -364,26 +496,35 @@ __device__ __forceinline__ void finish(
 template <class P>
 __device__ __forceinline__ void consume(
     const TensorMap &map_c, const Call &call, bool direct, const Tiles<P> &tiles, Shared<P> shared, int consumer) {
-  int lane = threadIdx.x % 32, top = consumer * P::ROWS;
+  int lane = threadIdx.x % 32;
+  int top = P::BESIDE ? 0 : consumer * P::ROWS, left = P::BESIDE ? consumer * P::COLUMNS : 0; /* of the tile */
   uint32_t staging = shared.staging(threadIdx.x / 32);
   Ring<P::STAGES> ring;
   for (int i = tiles.first; i < tiles.count; i += tiles.step) {
     Sums<P> sum = {};
     int m, n, batch;
     tiles.place(i, m, n, batch);
+    m += top, n += left / P::HALVES;
     if constexpr (PROMOTED) {
-      multiply_promoted<P>(sum, ring, shared, tiles, call, top, m + top + threadIdx.x / 32 % 4 * 16, n, lane);
+      multiply_promoted<P>(sum, ring, shared, tiles, top, left, lane);
     } else {
-      multiply<P>(sum, ring, shared, tiles, top, lane);
+      multiply<P>(sum, ring, shared, tiles, top, left, lane);
     }
-    finish<P>(sum, map_c, call, direct, staging, batch, m + top, n);
+    if constexpr (P::SPLIT > 1) {
+      Slice<P> slice;
+      add_up<P>(slice, sum, shared, consumer, tiles.rank);
+      finish<P>(slice, map_c, call, direct, staging, batch, m, n + tiles.rank * (P::SLICE / P::HALVES));
+    } else {
+      finish<P>(sum, map_c, call, direct, staging, batch, m, n);
+    }
   }
   if (lane == 0) store_wait<0>();
 }
 
 /* -- the kernel ---------------------------------------------------------------------------------- */
 
-/* One call, by as many blocks as fit. `direct`: C has no tensor map, and map_c is any. */
+/* One call, by as many blocks as fit, or where K is split a cluster for each tile. `direct`: C has no tensor map, and map_c
+ * is any. */
 template <class P>
 __device__ __forceinline__ void run(
     const TensorMap &map_a, const TensorMap &map_b, const TensorMap &map_c, bool direct, const Call &call) {
@@ -391,10 +532,13 @@ __device__ __forceinline__ void run(
   Shared<P> shared{shared_address(memory)};
   Tiles<P> tiles(call);
   constexpr int PRODUCER = P::CONSUMERS * GROUP; /* its first thread */
-  if (threadIdx.x == PRODUCER) prefetch(map_a), prefetch(map_b), prefetch(map_c);
+  if (threadIdx.x == PRODUCER) {
+    prefetch(map_a), prefetch(map_b), prefetch(map_c);
+    fetch_ahead(map_b, tiles, call);
+  }
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < P::STAGES; ++stage) {
-      barrier_init(shared.full(stage), 1);
+      barrier_init(shared.full(stage), SCALES == OF_BLOCKS ? 2 : 1);
       barrier_init(shared.empty(stage), 4 * P::CONSUMERS * P::SHARE);
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -406,24 +550,28 @@ __device__ __forceinline__ void run(
 
   int group = __shfl_sync(0xffffffff, threadIdx.x / GROUP, 0);
   if (group == P::CONSUMERS) {
-    if constexpr (P::CONSUMERS > 1) give_registers<PRODUCER_REGISTERS>();
-    if (threadIdx.x == PRODUCER) produce<P>(map_a, map_b, tiles, shared, call.n);
+    give_registers<PRODUCER_REGISTERS>();
+    int warp = __shfl_sync(0xffffffff, threadIdx.x / 32 % 4, 0), lane = threadIdx.x % 32;
+    if (threadIdx.x == PRODUCER) produce<P>(map_a, map_b, tiles, shared, call);
+    if (SCALES == OF_BLOCKS && warp == 1) bring_scales<P>(tiles, shared, call, lane);
     __syncwarp();
+    if constexpr (P::SPLIT > 1) cluster_arrive(), cluster_wait(); /* as the consumers do when they add up */
   } else {
-    if constexpr (P::CONSUMERS > 1) take_registers<CONSUMER_REGISTERS>();
+    take_registers<P::CONSUMER_REGISTERS>();
     consume<P>(map_c, call, direct, tiles, shared, group);
   }
-  /* no block leaves while another may still arrive at its barriers */
-  if constexpr (P::SHARE > 1) cluster_arrive(), cluster_wait();
+  /* no block leaves while another may still arrive at its barriers, or read its sums */
+  if constexpr (P::SHARE * P::SPLIT > 1) cluster_arrive(), cluster_wait();
 }
 
 }  // namespace product
 
 /* SHARED: the bytes of shared memory that a launch has; then the arguments of Plan. */
-#define PRODUCT(NAME, SHARED, ...)                                                                              \
-  static_assert(product::Plan<__VA_ARGS__>::TOTAL == SHARED, "Plan.shared has another layout");                 \
-  extern "C" __global__ void __launch_bounds__(product::Plan<__VA_ARGS__>::THREADS, 1) NAME(                    \
-      const __grid_constant__ product::TensorMap map_a, const __grid_constant__ product::TensorMap map_b,       \
-      const __grid_constant__ product::TensorMap map_c, int direct, CALL_PARAMETERS) {                          \
-    product::run<product::Plan<__VA_ARGS__>>(map_a, map_b, map_c, direct, CALL);                                \
+#define PRODUCT(NAME, SHARED, ...)                                                                                     \
+  static_assert(product::Plan<__VA_ARGS__>::TOTAL == SHARED, "Plan.shared has another layout");                        \
+  extern "C" __global__ void                                                                                           \
+      __launch_bounds__(product::Plan<__VA_ARGS__>::THREADS, product::Plan<__VA_ARGS__>::RESIDENT) NAME(               \
+          const __grid_constant__ product::TensorMap map_a, const __grid_constant__ product::TensorMap map_b,          \
+          const __grid_constant__ product::TensorMap map_c, int direct, CALL_PARAMETERS) {                             \
+    product::run<product::Plan<__VA_ARGS__>>(map_a, map_b, map_c, direct, CALL);                                       \
   }

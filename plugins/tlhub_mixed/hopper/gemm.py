@@ -7,7 +7,7 @@ from itertools import product
 
 from tlhub.specs import DTYPES, Config, DeviceFacts, Problem, Schedule
 from tlhub_mixed.hopper import plan
-from tlhub_mixed.hopper.program import kind
+from tlhub_mixed.hopper.program import OF_BLOCKS, kind
 
 ARCH = "cuda:sm_90a"
 _FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
@@ -18,10 +18,10 @@ _OUT = {
     **dict.fromkeys(_FLOAT8, ("bfloat16", "float16", "float32", *_FLOAT8)),
 }
 
-_EXTENTS = (128, 512, 2048, 8192)
+_EXTENTS = (64, 128, 512, 2048, 8192)
 """Extents that stand for those of a symbolic dim."""
 
-_MOST_PLANS = 3
+_MOST_PLANS = 4
 
 
 def supports(problem: Problem, facts: DeviceFacts) -> str | None:
@@ -62,9 +62,11 @@ def configs(problem: Problem, facts: DeviceFacts) -> Sequence[Config]:
 
 
 def _plans(problem: Problem) -> tuple[plan.Plan, ...]:
-    """Return the plans worth considering; with gates and values beside each other, those of whole boxes of both."""
-    found = plan.PROMOTED if kind(problem).promoted else plan.PLAIN
-    return tuple(p for p in found if p.columns % 128 == 0) if problem.option.get("glu") else found
+    """Return the plans worth considering."""
+    item, glu = DTYPES[dict(problem.dtypes)["c"]][1] // 8, bool(problem.option.get("glu"))
+    made = kind(problem)
+    found = plan.SCALED if made.scales == OF_BLOCKS else plan.PROMOTED if made.promoted else plan.PLAIN
+    return tuple(p for p in found if p.serves(item, glu))
 
 
 def _cases(symbols: Sequence[str]) -> list[Mapping[str, int]]:

@@ -59,7 +59,8 @@ FILES = ("pack.cuh", tensor_cores.FILE, "product_hopper.cuh")
 def kernels(problem: Problem, plans: Sequence[Plan]) -> list[str]:
     """Return the source of products, and of a kernel for each plan, to follow that of ``FILES``."""
     a, b = (_dtype(problem, name) for name in "ab")
-    return [products(a, b, (plan.columns for plan in plans)), *(_instance(problem, plan) for plan in plans)]
+    promoted = kind(problem).promoted
+    return [products(a, b, (plan.at_once(promoted) for plan in plans)), *(_instance(problem, plan) for plan in plans)]
 
 
 def values(problem: Problem, plans: Sequence[Plan]) -> Mapping[str, Expression]:
@@ -85,8 +86,7 @@ Unpacked: TypeAlias = "tuple[tuple[str, tuple[Launch, ...]], ...]"
 def branches(problem: Problem, plans: Sequence[Plan], unpacked: Unpacked = ()) -> tuple[Branch, ...]:
     """Return the branches: the cheapest plan, on arrays as they are, or on copies of operands in scratch memory.
     *unpacked*: of a problem that has no b."""
-    halves = kind(problem).scales == OF_BLOCKS and problem.option.get("glu")
-    whole = [f"N_2 % {SPAN} == 0"] if halves else []
+    whole = [f"N_2 % {SPAN} == 0"] if _scaled(problem) and _glu(problem) else []
     pack = (_pack(problem),)
     ways: list[tuple[str, tuple[Launch, ...]]]
     if unpacked:
@@ -97,7 +97,7 @@ def branches(problem: Problem, plans: Sequence[Plan], unpacked: Unpacked = ()) -
     found: list[Branch] = []
     for i, plan in enumerate(plans):
         cheapest = [f"cost_{i} <= cost_{j}" for j in range(i + 1, len(plans))]
-        small = [_SMALL, f"{_clusters(problem, plan)} * {plan.share} < 0x7fff0000", *whole, *cheapest]
+        small = [_SMALL, f"{_clusters(problem, plan)} * {plan.cluster} < 0x7fff0000", *whole, *cheapest]
         for way, before in ways:
             for stored, direct in (("fits_c", False), ("", True)):
                 launches = (*before, _product(problem, plan, copied=bool(before), direct=direct))
@@ -142,13 +142,16 @@ def _price(problem: Problem, plan: Plan) -> str:
 
 
 def _copied(problem: Problem, name: str) -> bool:
-    """Tell whether an operand is never taken as it is: float32 is rounded, which tensor cores do not, and weights are
-    unpacked."""
-    return _dtype(problem, name) == "float32" or name not in dict(problem.dtypes)
+    """Tell whether an operand is never taken as it is: it is split in parts, or weights that are unpacked."""
+    return kind(problem).parts > 1 or name not in dict(problem.dtypes)
 
 
 def _glu(problem: Problem) -> bool:
     return bool(problem.option.get("glu"))
+
+
+def _scaled(problem: Problem) -> bool:
+    return kind(problem).scales == OF_BLOCKS
 
 
 def _name(plan: Plan) -> str:
@@ -156,15 +159,19 @@ def _name(plan: Plan) -> str:
 
 
 def _instance(problem: Problem, plan: Plan) -> str:
-    item = _item(problem, "c")
-    glu = _glu(problem)
-    numbers = (plan.rows, plan.columns, plan.stages(item, glu), plan.share, plan.band, plan.chunk(item, glu))
-    return f"PRODUCT({_name(plan)}, {plan.shared(item, glu)}, {', '.join(map(str, numbers))})"
+    item, glu = _item(problem, "c"), _glu(problem)
+    sizes = (plan.rows, plan.columns, plan.stages(item, glu, _scaled(problem)))
+    numbers = (*sizes, plan.share, plan.split, plan.band, plan.chunk(item, glu))
+    return f"PRODUCT({_name(plan)}, {plan.shared(item, glu, _scaled(problem))}, {', '.join(map(str, numbers))})"
 
 
 def _operand(problem: Problem, name: str, box: int, copied: bool) -> TensorMap:
-    """Return the tensor map of a or b, boxes of 128 bytes of K and *box* rows; *copied*: of its copy, if it has one."""
-    item = _item(problem, name)
+    """Return the tensor map of a or b, boxes of 128 bytes of K and *box* rows; *copied*: of its copy, if it has one.
+
+    float32 is rounded to tf32 as it is loaded: the tensor core cuts what it is given, which errs twice as far, and
+    always towards 0.
+    """
+    dtype, item = _dtype(problem, name), _item(problem, name)
     at = "0" if name == "a" else "copy_a"
     batches, rows, _ = code.extents(problem, name)
     batch, row, _ = code.strides(problem, name)
@@ -179,7 +186,7 @@ def _operand(problem: Problem, name: str, box: int, copied: bool) -> TensorMap:
         return either(f"({extent} == 1 ? {_ALIGNMENT} : {stride} * {item})", f"{of_copy} * {item}")
 
     return TensorMap(
-        _dtype(problem, name),
+        "tfloat32" if dtype == "float32" else dtype,
         either(f"DATA({name})", room(at)),
         (either("K", width), rows, batches),
         (step(rows, row, width), step(batches, batch, f"{width} * {rows}")),
@@ -206,11 +213,12 @@ def _product(problem: Problem, plan: Plan, copied: bool, direct: bool) -> Launch
     """Return the launch of *plan*; *direct*: it stores element by element."""
     item = _item(problem, "c")
     a = _operand(problem, "a", plan.rows, copied)
-    b = _operand(problem, "b", plan.columns // max(plan.share, 2 if _glu(problem) else 1), copied)
-    clusters, fit = _clusters(problem, plan), f"(SMS / {plan.share})"
+    b = _operand(problem, "b", plan.columns // plan.halves(_glu(problem)), copied)
+    clusters, fit = _clusters(problem, plan), f"(SMS / {plan.share} * {plan.resident})"
+    resident = clusters if plan.split > 1 else f"({clusters} < {fit} ? {clusters} : {fit})"
     return Launch(
         kernel=_name(plan),
-        grid=(f"({clusters} < {fit} ? {clusters} : {fit}) * {plan.share}", 1, 1),
+        grid=(f"{resident} * {plan.cluster}", 1, 1),
         block=(plan.threads, 1, 1),
         parameters=(
             a,
@@ -219,8 +227,8 @@ def _product(problem: Problem, plan: Plan, copied: bool, direct: bool) -> Launch
             Parameter("int", int(direct)),
             *code.parameters(problem),
         ),
-        shared=plan.shared(item, _glu(problem)),
-        cluster=(plan.share, 1, 1),
+        shared=plan.shared(item, _glu(problem), _scaled(problem)),
+        cluster=(plan.cluster, 1, 1),
         programmatic=True,
     )
 

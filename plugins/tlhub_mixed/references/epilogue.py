@@ -43,16 +43,16 @@ def bound(
 
     Each step carries the error on by its slope, and rounds once in float32. The last rounding, to c's dtype, may lose
     half a unit of c in its last place, or half of the least value; an integer may be as far off as the error pushes
-    it over a half way.
+    it over a half way. What is infinite is exact: it may become a number again, as 0 of relu's, or a saturated one.
     """
     option, out = problem.option, dict(problem.dtypes)["c"]
     kind, scale = str(option["epilogue"]), float(scalars["out_scale"])
     with np.errstate(all="ignore"):
         y = _biased(problem, x, inputs)
-        error = error + (_EPS * abs(y) if option["bias"] else 0)
-        gate, value = _halves(problem, y)
-        gate_error, value_error = _halves(problem, error)
-        error = SLOPE[kind] * gate_error + _EVALUATION[kind] * _EPS * abs(gate)
+        error = _of_numbers(error + (_EPS * abs(y) if option["bias"] else 0), y)
+        gate, value = halves(problem, y)
+        gate_error, value_error = halves(problem, error)
+        error = _of_numbers(SLOPE[kind] * gate_error + _EVALUATION[kind] * _EPS * abs(gate), gate)
         if option["glu"]:
             gate = activate(kind, gate)
             error = abs(gate) * value_error + (abs(value) + value_error) * error + _EPS * abs(gate * value)
@@ -60,13 +60,19 @@ def bound(
         if option["residual"]:
             error = error + _EPS * (abs(c / scale) if scale else 0 * c)
         # out_scale is rounded too
-        error = abs(scale) * error + 2 * _EPS * abs(c)
+        error = _of_numbers(abs(scale) * error + 2 * _EPS * abs(c), c)
         if out == "int8":
             to_half = abs(abs(c - np.floor(c)) - 0.5)
             near = (to_half <= error) & (error > 0)
             return np.where(near, np.ceil(error), np.floor(error)) + 0.25
         result = np.clip(c, *RANGE[out]) if out in RANGE else c
-        return (1 + ROUNDOFF[out]) * error + ROUNDOFF[out] * abs(result) + SMALLEST[out] / 2
+        return (1 + ROUNDOFF[out]) * error + ROUNDOFF[out] * _of_numbers(abs(result), result) + SMALLEST[out] / 2
+
+
+def _of_numbers(error: Array, x: Array) -> Array:
+    """Return the *error* of *x* where that is finite, and 0 where it is not."""
+    found: Array = np.where(np.isfinite(x), error, 0.0)
+    return found
 
 
 def double(x: Array) -> Array:
@@ -78,7 +84,7 @@ def _biased(problem: Problem, x: Array, inputs: Mapping[str, Array]) -> Array:
     return x + double(inputs["bias"]) if problem.option["bias"] else x
 
 
-def _halves(problem: Problem, y: Array) -> tuple[Array, Array]:
+def halves(problem: Problem, y: Array) -> tuple[Array, Array]:
     """Return the gates and the values; without ``glu`` all of *y* twice."""
     if not problem.option["glu"]:
         return y, y
@@ -88,7 +94,7 @@ def _halves(problem: Problem, y: Array) -> tuple[Array, Array]:
 
 def _result(problem: Problem, x: Array, inputs: Mapping[str, Array], scalars: Mapping[str, float]) -> Array:
     with np.errstate(all="ignore"):
-        gate, value = _halves(problem, _biased(problem, x, inputs))
+        gate, value = halves(problem, _biased(problem, x, inputs))
         y = activate(str(problem.option["epilogue"]), gate)
         if problem.option["glu"]:
             y = y * value

@@ -8,8 +8,9 @@ import numpy as np
 
 from tlhub.formats import ROUNDOFF
 from tlhub.specs import Problem
+from tlhub.testing.numbers import UNKNOWN
 from tlhub_mixed.contracts.quantize import BLOCK
-from tlhub_mixed.references.epilogue import Array, bound, double, finish
+from tlhub_mixed.references.epilogue import Array, bound, double, finish, halves
 
 _EPS = ROUNDOFF["float32"]
 _STEP, _UNIT = 32, 2.0**-13
@@ -32,6 +33,7 @@ def tolerance(
     largest, M: it loses 33 2^-13 M with each such addition. M is at most the larger of the sum so far and the root of
     the sum of the squares of the 32. It begins anew after 128 of K, or with ``fast_accum`` never, and what it has then
     is added up in float32. Scales round three times for each block; ``epilogue.bound`` has the rest.
+    Where an infinite scale meets a sum that may be of either sign, or 0, the bound is UNKNOWN.
     """
     option, depth = problem.option, int(problem.dim["K"])
     size = _product(problem, {**inputs, **{name: abs(double(inputs[name])) for name in _OPERANDS}})
@@ -41,7 +43,8 @@ def tolerance(
         error = error + 2 * depth * _EPS * size
     elif problem.dtype != "int8":
         error = error + 2 * blocks * _EPS * size + _cut_off(problem, inputs)
-    return (bound(problem, _product(problem, inputs), error, inputs, scalars),)
+    found = bound(problem, _product(problem, inputs), error, inputs, scalars)
+    return (np.where(_unsure(problem, inputs), UNKNOWN, found),)
 
 
 def prepare(
@@ -88,12 +91,30 @@ def _cut_off(problem: Problem, inputs: Mapping[str, Array]) -> Array:
     lost = np.zeros((int(problem.dim["M"]), int(problem.dim["N"])), like=inputs["a"])
     with np.errstate(all="ignore"):
         for a, b, factor in _parts(problem, inputs):
-            sums = 0 * lost
-            for first in range(0, a.shape[1], _STEP):
-                if first % BLOCK == 0 and not problem.option["fast_accum"]:
-                    sums = 0 * lost
-                x, y = a[:, first : first + _STEP], b[first : first + _STEP]
-                largest = np.maximum(np.sqrt(x**2 @ y**2), abs(sums))
-                lost = lost + (_STEP + 1) * _UNIT * largest * abs(factor)
-                sums = sums + x @ y
+            lost = lost + _cut_off_sums(a, b, bool(problem.option["fast_accum"])) * abs(factor)
     return lost
+
+
+def _cut_off_sums(a: Array, b: Array, fast_accum: bool) -> Array:
+    """Return what a tensor core may lose of a @ b."""
+    sums = lost = np.zeros((a.shape[0], b.shape[1]), like=a)
+    for first in range(0, a.shape[1], _STEP):
+        if first % BLOCK == 0 and not fast_accum:
+            sums = 0 * lost
+        x, y = a[:, first : first + _STEP], b[first : first + _STEP]
+        lost = lost + (_STEP + 1) * _UNIT * np.maximum(np.sqrt(x**2 @ y**2), abs(sums))
+        sums = sums + x @ y
+    return lost
+
+
+def _unsure(problem: Problem, inputs: Mapping[str, Array]) -> Array:
+    """Tell of which elements nothing can be said: an infinite scale takes the sign of a sum that may be of either."""
+    unsure = np.zeros((int(problem.dim["M"]), int(problem.dim["N"])), bool, like=inputs["a"])
+    fast_accum = bool(problem.option["fast_accum"])
+    if problem.dtype != "int8" and any(np.isinf(double(inputs[name])).any() for name in ("a_scale", "b_scale")):
+        with np.errstate(all="ignore"):
+            for a, b, factor in _parts(problem, inputs):
+                error = 2 * a.shape[1] * _EPS * (abs(a) @ abs(b)) + _cut_off_sums(a, b, fast_accum)
+                unsure = unsure | (np.isinf(factor) & (abs(a @ b) <= error))
+    gate, value = halves(problem, unsure)
+    return gate | value
