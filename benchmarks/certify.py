@@ -7,9 +7,9 @@
 The problems are the workloads ``certify/*.toml`` of tlhub_registry, or those of ``--workload FILE``; names of
 schedules leave the others out. Each problem is held against the float64 reference on fresh random data with poisoned
 outputs, on views with gaps that keep and that break alignment, and with NaN and infinities, called several times for
-the same bits, and timed in turn with the platform's library. A symbolic dim is tried at several extents, by the one
-binary. A schedule that fails at one problem gets no certificate, and the exit code is 1. ``run --jobs N`` proves N
-problems at a time, in processes of their own, and times them afterwards, each alone.
+the same bits; a large one on random data alone, and timed in turn with the platform's library. A symbolic dim is tried
+at several extents, by the one binary. A schedule that fails at one problem gets no certificate, and the exit code is 1.
+``run --jobs N`` proves N problems at a time, in processes of their own, and times them afterwards, each alone.
 """
 
 from __future__ import annotations
@@ -77,12 +77,13 @@ def read(path: Path | None) -> list[Item]:
 
 
 def chosen(items: Sequence[Item], names: Sequence[str]) -> dict[str, list[Item]]:
-    """Return the problems by schedule, ``KERNEL/NAME``: those of *names*, or all."""
-    by_schedule: dict[str, list[Item]] = {}
+    """Return the problems by schedule, ``KERNEL/NAME``: those of *names* in their order, or all."""
+    every: dict[str, list[Item]] = {}
     for item in items:
-        if not names or item.schedule in names or f"{item.kernel}/{item.schedule}" in names:
-            by_schedule.setdefault(f"{item.kernel}/{item.schedule}", []).append(item)
-    return by_schedule
+        every.setdefault(f"{item.kernel}/{item.schedule}", []).append(item)
+    if not names:
+        return every
+    return {made: every[made] for name in names for made in every if name in (made, made.partition("/")[2])}
 
 
 def plan(items: Mapping[str, list[Item]], options: argparse.Namespace) -> int:
@@ -136,8 +137,9 @@ def title(item: Item) -> str:
 def verdict(row: Row) -> str:
     if "fault" in row:
         return f"FAILED: {row['fault']}"
+    time_of_it = "" if row["seconds"] is None else f", {row['seconds'] * 1e6:.1f} us"
     ratio = "" if row["ratio"] is None else f", {row['ratio']:.2f} of {row['peer']}"
-    return f"error {row['error']:.2g} of the tolerance, {row['seconds'] * 1e6:.1f} us{ratio}"
+    return f"error {row['error']:.2g} of the tolerance{time_of_it}{ratio}"
 
 
 def joined(proof: Row, times: Row) -> Row:

@@ -30,7 +30,8 @@ ROUNDS, SECONDS = 3, 0.02
 """Rounds of a measurement, and seconds of one side of a round."""
 
 CHECKED = 1 << 24
-"""Elements of all arrays up to which every case is tried; of larger problems random data alone, made on the device."""
+"""Elements of all arrays up to which every case is tried, and nothing is timed; of larger problems random data alone,
+made on the device."""
 
 EXTENTS = (1, 9, 17, 33, 65, 1000, 2560, 4104)
 """What symbolic dims are in turn, all at once; the last is timed."""
@@ -68,10 +69,8 @@ def prove(item: Item) -> Row:
     seed = int.from_bytes(os.urandom(4), "little")
     error, tried = 0.0, concrete(kernel.kernel, kernel.problem)
     for problem in tried:
-        found = signature(kernel.kernel, problem)
-        small = sum(math.prod(t.extents) for t in (*found.inputs, *found.outputs)) <= CHECKED
         # the measurement has random data of the last
-        for case in CASES if small else (CASES[:1] if problem is not tried[-1] else ()):
+        for case in CASES if small(kernel.kernel, problem) else (CASES[:1] if problem is not tried[-1] else ()):
             arrays = case.spoil(testing.inputs(kernel.kernel, problem, seed), np.random.default_rng(seed))
             how = {"device": place.device, "times": CALLS, "gap": case.gap}
             error = max(error, testing.check(kernel, dims=problem.dim, arrays=arrays, **how))
@@ -86,9 +85,13 @@ def prove(item: Item) -> Row:
 
 
 def measure(item: Item) -> Row:
-    """Return times, of random data of the largest extents, and its error, in tolerances. Raises AssertionError."""
+    """Return times, of random data of the largest extents, and its error, in tolerances; None for times of a small
+    problem. Raises AssertionError."""
     kernel = hub.get(**item.request())
-    dims = concrete(kernel.kernel, kernel.problem)[-1].dim
+    last = concrete(kernel.kernel, kernel.problem)[-1]
+    if small(kernel.kernel, last):
+        return {"error": 0.0, "seconds": None, "peer": None, "ratio": None, "device_ratio": None}
+    dims = last.dim
     report = bench.bench(**{**item.request(), "shape": dims}, rounds=ROUNDS, seconds=SECONDS, worker=Here())
     if report.fault or report.ours is None or report.worst is None:
         raise AssertionError(report.fault)
@@ -103,6 +106,11 @@ def measure(item: Item) -> Row:
         "ratio": rounded(against.get("ratio")),
         "device_ratio": rounded(against.get("device_ratio")),
     }
+
+
+def small(kernel: Kernel, problem: Problem) -> bool:
+    found = signature(kernel, problem)
+    return sum(math.prod(t.extents) for t in (*found.inputs, *found.outputs)) <= CHECKED
 
 
 def concrete(kernel: Kernel, problem: Problem) -> list[Problem]:
@@ -149,6 +157,8 @@ def with_gaps(
     what is not theirs."""
 
     def apart(array: Array) -> Array:
+        if not array.ndim:
+            return array
         count = array.shape[-1]
         whole = np.full((*array.shape[:-1], count + gap(count)), np.nan if inexact(array) else 1, array.dtype)
         view = whole[..., offset : offset + count]

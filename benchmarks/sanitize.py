@@ -85,8 +85,8 @@ def sanitize(tool: str, name: str, options: argparse.Namespace) -> bool:
         return True
     said = done.stdout + done.stderr
     counts = [int(error or hazard) for error, hazard in _SUMMARY.findall(said)]
-    clean = done.returncode == 0 and counts != [] and not any(counts)
     calls = said.count(": error ")
+    clean = calls > 0 and done.returncode == 0 and counts != [] and not any(counts)
     print(f"{name} {tool}: {f'clean, {calls} problems' if clean else 'FAULT'}", flush=True)
     if not clean:
         lines = [line for line in said.splitlines() if "Host Frame" not in line and "Saved host" not in line]

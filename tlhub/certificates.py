@@ -25,9 +25,9 @@ class Certificate:
     """What was measured of a schedule's sources on one device.
 
     ``date``: YYYY-MM-DD. ``problems``: a mapping each of ``arch``, ``dims``, ``dtypes``, ``options`` (those not at
-    their default), ``entry`` (its key), ``error`` (the worst, in units of the tolerance), ``seconds`` of a call,
-    ``peer`` and ``ratio`` (how many times as fast as the peer it is), ``device_ratio`` (the same on the GPU alone), all
-    three None without one.
+    their default), ``entry`` (its key), ``error`` (the worst, in units of the tolerance), ``seconds`` of a call, None
+    of a small problem, which is not timed, ``peer`` and ``ratio`` (how many times as fast as the peer it is),
+    ``device_ratio`` (the same on the GPU alone), all three None without a peer or a time.
     """
 
     kernel: str

@@ -66,6 +66,8 @@ def _scaled_mm(problem: Problem, inputs: Mapping[str, Any]) -> Callable[[], obje
     a, b = _matrices(problem, inputs, tuple(dtypes[name] for name in "abc"))
     if option["accum"] != "float32" or not a.is_contiguous() or not b.T.is_contiguous():
         raise NotImplementedError("PyTorch multiplies float8 matrices by rows and by columns, and adds up in float32")
+    if any(extent % 16 for extent in b.shape):
+        raise NotImplementedError(f"_scaled_mm takes b by multiples of 16, not {' x '.join(map(str, b.shape))}")
     one = torch.ones((), device=a.device)
     how = {"out_dtype": getattr(torch, dtypes["c"]), "use_fast_accum": bool(option["fast_accum"])}
     return lambda: torch._scaled_mm(a, b, one, one, **how)

@@ -67,8 +67,8 @@ def test_a_certificate_is_what_was_measured_and_a_fault_leaves_none(tmp_path: Pa
     schedule = next(s for s in catalog.load().schedules["gemm"] if s.name == "cpu_blocked")
     assert (found.revision, found.source_digest) == (schedule.revision, sources.digest(schedule))
     (row,) = found.problems
-    assert row["dims"] == {"B": 1, "M": 33, "N": 17, "K": 65} and row["peer"] == "numpy"
-    assert 0 < row["error"] <= 1 and row["seconds"] > 0 and row["ratio"] > 0
+    assert row["dims"] == {"B": 1, "M": 33, "N": 17, "K": 65} and row["peer"] is None
+    assert 0 < row["error"] <= 1 and row["seconds"] is row["ratio"] is None, "nothing is timed that is small"
 
 
 def test_the_plan_is_every_problem_of_the_schedules_that_are_named(tmp_path: Path) -> None:
@@ -139,7 +139,10 @@ def test_a_symbolic_dim_is_tried_at_several_extents_by_one_binary(
     tlhub.get(**item.request())
     row = examination.prove(item)
     assert sorted(set(tried)) == [1, 9, 33] and len(tried) == 3 * len(examination.CASES)
-    assert examination.measure(item)["seconds"] > 0
+    assert examination.measure(item)["seconds"] is None
+    monkeypatch.setattr(examination, "CHECKED", 0)
+    times = examination.measure(item)
+    assert times["seconds"] > 0 and times["peer"] == "numpy" and times["ratio"] > 0
     assert isinstance(row["dims"]["M"], str) and row["dims"]["N"] == 17 and 0 < row["error"] <= 1
 
 
@@ -149,6 +152,7 @@ def test_the_data_of_the_cases(examination: Any) -> None:
     gaps = examination.with_gaps({"x": x, "i": np.arange(6, dtype="int8").reshape(2, 3)}, rng, examination.even)
     assert (gaps["x"] == x).all() and gaps["x"].strides == (128, 4) and np.isnan(gaps["x"].base[:, 7:]).all()
     assert gaps["i"].tolist() == [[0, 1, 2], [3, 4, 5]] and (gaps["i"].base[:, 3:] == 1).all()
+    assert examination.with_gaps({"scale": np.float32(2) + np.zeros(())}, rng, examination.even)["scale"] == 2
     h = np.arange(16, dtype="float16").reshape(2, 8)
     odd = [case.spoil({"h": h}, rng)["h"] for case in examination.CASES[1:3]]
     assert all((array == h).all() for array in odd)

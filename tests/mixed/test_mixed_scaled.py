@@ -271,6 +271,23 @@ def test_what_comes_of_an_infinity_is_held_to_as_much_as_the_rest(out: str) -> N
             testing.compare(np.array(wrong, numpy_dtype(out)), expected[0], bounds)
 
 
+def test_a_gate_that_may_be_0_times_an_infinity_takes_anything_and_one_that_is_not_does_not() -> None:
+    problem = make(SCALED, sizes(3, 2, 1), "int8", {"scaling": "row", "epilogue": "silu", "glu": True})
+    inputs = {
+        "a": np.int8([[-100], [1], [0]]),
+        "b": np.int8([[1, 1]]),
+        "a_scale": np.float32([1, 1, 1]),
+        "b_scale": np.float32([1, np.inf]),
+    }
+    expected = scaled.reference(problem, inputs, {"out_scale": 1.0})
+    assert expected[0][0, 0] == np.inf and expected[0][1, 0] == np.inf and np.isnan(expected[0][2, 0])
+    bounds = scaled.tolerance(problem, inputs, {"out_scale": 1.0}, expected)[0]
+    testing.compare(np.float32([[np.nan], [np.inf], [np.nan]]), expected[0], bounds)
+    for wrong in ([[np.inf], [np.nan], [np.nan]], [[np.inf], [np.inf], [0]]):
+        with pytest.raises(AssertionError):
+            testing.compare(np.float32(wrong), expected[0], bounds)
+
+
 def test_nan_in_an_operand_stays_in_its_row() -> None:  # A03
     a = ones(32, 33)
     a[1:] = np.nan

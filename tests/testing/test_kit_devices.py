@@ -240,6 +240,35 @@ def test_arrays_made_on_the_device_are_checked_there(monkeypatch: pytest.MonkeyP
         numbers.check_there(compiled, kernel, made, given, scalars, arrays)
 
 
+def test_a_reference_that_takes_numpys_arrays_alone_is_computed_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    kernel, compute = catalog.load().kernel("gemm"), numbers.function(catalog.load().kernel("gemm").reference)
+    made = problem.make(kernel, (33, 7, 65), "float32", {})
+    sign, scalars, arrays = problem.signature(kernel, made), default_scalars(kernel, made), devices.TorchArrays("cpu")
+    given = {t.name: arrays.random(t, seed) for seed, t in enumerate(sign.inputs)}
+    used = []
+
+    def reference(problem: Any, inputs: Any, scalars: Any) -> Any:
+        used.append([np.asarray(x) for x in inputs.values()])
+        return compute(problem, inputs, scalars)
+
+    monkeypatch.setattr(numbers, "function", lambda of: reference if of is kernel.reference else devices.function(of))
+    monkeypatch.setattr(arrays, "double", lambda x: Elsewhere(x.double().numpy()))
+    monkeypatch.setattr(numbers, "fetched", bare)
+    for wrong in (0, 9):
+
+        def compiled(a: Any, b: Any, *, out: Any, alpha: float, wrong: int = wrong) -> None:
+            torch.matmul(a, b, out=out)
+            out[0, 3, 4] += wrong
+
+        if wrong:
+            with pytest.raises(AssertionError, match=r"c\[0, 3, 4\] is .* 1 of 231 elements"):
+                numbers.check_there(compiled, kernel, made, given, scalars, arrays)
+        else:
+            assert 0 < numbers.check_there(compiled, kernel, made, given, scalars, arrays) <= 1
+    assert len(used) == 2
+
+
 def test_the_arrays_are_pytorchs_unless_cupy_alone_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "TorchArrays", lambda device: f"torch on {device}")
     monkeypatch.setattr(devices, "CupyArrays", lambda device: f"cupy on {device}")

@@ -26,8 +26,8 @@ TYPES = {
 
 
 def source(problem: Problem, constants: Mapping[str, object], *names: str | Path) -> str:
-    """Return one source: what *problem* defines with *constants* (``SCALES``, ``PROMOTED``, ``PARTS``), call.cuh, and
-    *names*, files of cuda/ or whole paths."""
+    """Return one source: what *problem* defines with *constants* (``SCALES``, ``PROMOTED``, ``PARTS``, and what *names*
+    expect), call.cuh, and *names*, files of cuda/ or whole paths."""
     folder = Path(__file__).parent
     texts = ((folder / name).read_text(encoding="utf-8") for name in (ELEMENTS, "call.cuh", *names))
     option, dtypes = problem.option, dict(problem.dtypes)

@@ -1,7 +1,7 @@
 /* quantize: the scale of each block of x, and its elements divided by it. A team of threads has a block, and reads it
  * twice: for its largest magnitude, and then, from a cache, to divide. One scale for all of x takes two launches.
  *
- * Its Python side (quantize_program.py) writes ahead of this text, with call.cuh's `Scale` and index_t:
+ * Its Python side (quantize_program.py) writes ahead of this text, with index_t:
  *
  *     using X = __half; using Q = __nv_fp8_e4m3; using Scale = float;
  *     constexpr float LARGEST = 448;                    of Q

@@ -22,11 +22,11 @@ def program(problem: Problem, config: Config, arch: str) -> CudaProgram:
     names = ["quantize_all"] if one else ["quantize"]
     if one and not problem.option["given"]:
         names.insert(0, "find_largest")
-    scratch = f"{_BLOCKS} * 4" if len(names) > 1 else 0
+    two = len(names) > 1
 
     def branch(kind: str, when: str) -> Branch:
-        launches = (_launch(problem, f"{name}_{kind}", bool(scratch)) for name in names)
-        return Branch(tuple(launches), when, scratch)
+        launches = (_launch(problem, f"{name}_{kind}", two) for name in names)
+        return Branch(tuple(launches), when, f"{_BLOCKS} * 4" if two else 0)
 
     source = "\n".join([_prologue(problem), _text(ELEMENTS), _text(_FILE), *(f"QUANTIZE({n})" for n in names), ""])
     return CudaProgram(source, (branch("whole", whole), branch("any", "")))
@@ -75,10 +75,12 @@ def _launch(problem: Problem, kernel: str, scratch: bool) -> Launch:
     scaling = problem.option["scaling"]
     rank = {"tensor": 0, "row": 1}.get(str(scaling), 2)
     of_scale = [f"STRIDE(scale, {dim})" if dim < rank else "0" for dim in range(2)]
-    blocks = {"row": "M", "1x128": f"CEIL_DIV(M * CEIL_DIV(K, {BLOCK}), 8)"}.get(
-        str(scaling), f"CEIL_DIV(M, {BLOCK}) * CEIL_DIV(K, {BLOCK})"
-    )
-    grid = _BLOCKS if scaling == "tensor" else f"({blocks} < SMS * 32 ? {blocks} : SMS * 32)"
+    grid = _BLOCKS
+    if scaling != "tensor":
+        along = f"CEIL_DIV(K, {BLOCK})"
+        each = {"row": "M", "1x128": f"CEIL_DIV(M * {along}, 8)", "128x128": f"CEIL_DIV(M, {BLOCK}) * {along}"}
+        blocks = each[str(scaling)]
+        grid = f"({blocks} < SMS * 32 ? {blocks} : SMS * 32)"
     parameters = (
         *array("x", ["STRIDE(x, 0)", "STRIDE(x, 1)"]),
         *array("q", ["STRIDE(q, 0)", "STRIDE(q, 1)"]),

@@ -6,7 +6,7 @@
  * its 32 or 16 k of a step, to a place of its own in shared memory, some steps ahead; the elements of a are the group's.
  * Which k a product calls first does not matter, as long as both operands agree.
  *
- * For many rows `unpack_weights` writes the numbers to scratch memory, for a product of that type.
+ * For many rows `unpack` writes the numbers to scratch memory, for a product of that type.
  *
  * Its Python side (weights_program.py) writes ahead of this text, with call.cuh:
  *
@@ -515,7 +515,7 @@ template <bool WHOLE> __device__ __forceinline__ void unpack(const Weights &w, A
 #pragma unroll
       for (int i = 0; i < AHEAD; ++i) {
         int k = first + i * 32 * WORD;
-        words[i] = load_word<WHOLE>(w, row, k), groups[i] = load_group(w, row, k);
+        words[i] = load_word<WHOLE>(w, row, k), groups[i] = k < w.depth ? load_group(w, row, k) : Stored{};
       }
 #pragma unroll
       for (int i = 0; i < AHEAD; ++i) {
@@ -531,7 +531,8 @@ template <bool WHOLE> __device__ __forceinline__ void unpack(const Weights &w, A
 /* SHARED: the bytes of shared memory that a launch has; then the arguments of Plan. */
 #define FEW_ROWS(NAME, SHARED, ...)                                                                            \
   static_assert(weights::Plan<__VA_ARGS__>::TOTAL == SHARED, "weights_program.py has another layout");         \
-  extern "C" __global__ void __launch_bounds__(weights::Plan<__VA_ARGS__>::THREADS, weights::Plan<__VA_ARGS__>::BLOCKS) NAME(                   \
+  extern "C" __global__ void                                                                                   \
+      __launch_bounds__(weights::Plan<__VA_ARGS__>::THREADS, weights::Plan<__VA_ARGS__>::BLOCKS) NAME(         \
       const A *a, index_t a_row, index_t a_column, WEIGHTS_PARAMETERS, CALL_PARAMETERS) {                      \
     weights::multiply<weights::Plan<__VA_ARGS__>>(CALL, {a, a_row, a_column}, WEIGHTS(k));                     \
   }

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
-
 from tlhub.specs import DeviceFacts, Problem, Schedule
+from tlhub_mixed.cuda.weights_program import number
 
 _LEAST_ARCH = 80
 
@@ -18,8 +17,7 @@ SOURCES = (
 
 def supports(problem: Problem, facts: DeviceFacts) -> str | None:
     """Return why the schedules do not serve *problem*, or None."""
-    number = re.search(r"_(\d+)", facts.arch)
-    if number is None or int(number[1]) < _LEAST_ARCH:
+    if number(facts.arch) < _LEAST_ARCH:
         return f"it is for sm_{_LEAST_ARCH} and newer, and this is {facts.arch}"
     return None
 

@@ -28,16 +28,16 @@ HEADERS = "#include <cuda_bf16.h>\n#include <cuda_fp16.h>"
 
 def program(problem: Problem, config: Config, arch: str) -> CudaProgram:
     """Return the program for any number of rows."""
-    constants = {"SCALES": 0, "PROMOTED": 0, "PARTS": 1, **numbers(problem)}
     files = (tensor_cores.FILE, warp_mma.FILE, *FILES)
-    source = [HEADERS, code.source(problem, constants, *files), *kernels(problem), ""]
+    source = [HEADERS, code.source(problem, numbers(problem), *files), *kernels(problem), ""]
     return CudaProgram("\n".join(source), branches(problem, arch))
 
 
 def numbers(problem: Problem) -> dict[str, object]:
-    """Return the constants that weights.cuh expects."""
-    option = problem.option
-    return {"BITS": bits(problem), "GROUP_SIZE": int(option["group"] or 0), "ZEROS": int(bool(option["zero_point"]))}
+    """Return the constants that weights.cuh and the products of unpacked weights expect."""
+    option, plain = problem.option, {"SCALES": 0, "PROMOTED": 0, "PARTS": 1}
+    group, zeros = int(option["group"] or 0), int(bool(option["zero_point"]))
+    return {**plain, "BITS": bits(problem), "GROUP_SIZE": group, "ZEROS": zeros}
 
 
 def bits(problem: Problem) -> int:

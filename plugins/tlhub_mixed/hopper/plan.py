@@ -20,7 +20,7 @@ _TEXT = re.compile(r"(\d+)x(\d+)(?:-b(\d+))?(?:-k(\d+))?")
 
 class Plan(NamedTuple):
     """One kernel: tiles of ``rows`` x ``columns``, of which ``share`` blocks below each other share B as a cluster, or
-    ``split`` blocks have one tile, and a part of K each. Written as ``128x256-b2``, ``64x256-k4``."""
+    ``split`` blocks have one tile, and a part of K each. Written as ``128x256-b2``, ``64x64-k4``."""
 
     rows: int
     columns: int
@@ -112,7 +112,7 @@ class Plan(NamedTuple):
         """Cycles of a stage, and of an epilogue."""
         products = self.rows * self.columns // 32
         loads = (self.rows + self.columns // self.share) * _LOAD // 10
-        added = 110 if self.consumers == 1 < self.split else 280  # the tensor core waits while sums are added up
+        added = 110 if self.consumers == 1 and self.split > 1 else 280  # the tensor core waits while sums are added up
         stage = max(products + (added if promoted else 120), loads) + (40 if self.share > 1 else 0)
         return stage, 2 * products // self.split + (2000 * self.split if self.split > 1 else 0)
 

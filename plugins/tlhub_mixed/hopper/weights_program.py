@@ -16,11 +16,10 @@ _FEW = 128
 def program(problem: Problem, config: Config, arch: str) -> CudaProgram:
     """Return the program of the plans in *config*, for calls of more rows than the kernels for few have."""
     plans = [Plan.parse(text) for text in str(config["plans"]).split()]
-    constants = {"SCALES": 0, "PROMOTED": 0, "PARTS": 1, **weights_program.numbers(problem)}
     files = ("pack.cuh", tensor_cores.FILE, warp_mma.FILE, "product_hopper.cuh", *weights_program.FILES)
     source = [
         weights_program.HEADERS,
-        code.source(problem, constants, *files),
+        code.source(problem, weights_program.numbers(problem), *files),
         *products.kernels(problem, plans),
         *weights_program.kernels(problem),
         *weights_program.unpackers(),

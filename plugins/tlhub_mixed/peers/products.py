@@ -34,6 +34,8 @@ def torch_gpu_scaled(problem: Problem, inputs: Mapping[str, Any], scalars: Mappi
     if out in FLOAT8 or out == "int8" or (option["scaling"] == "row" and out != "bfloat16"):
         raise NotImplementedError(f"_scaled_mm has no {out} with scaling={option['scaling']!r}")
     a, b, a_scale, b_scale = (inputs[name] for name in ("a", "b", "a_scale", "b_scale"))
+    if any(extent % 16 for extent in b.shape):
+        raise NotImplementedError(f"_scaled_mm takes b by multiples of 16, not {' x '.join(map(str, b.shape))}")
     b = b.t() if option["trans_b"] else b.t().contiguous().t()  # it takes columns that lie side by side
     if option["scaling"] == "row":
         a_scale, b_scale = a_scale.contiguous()[:, None], b_scale.contiguous()[None]

@@ -14,6 +14,7 @@ import numpy as np
 from tlhub.formats import RANGE, ROUNDOFF, SMALLEST
 from tlhub.specs import Problem
 from tlhub.testing.activations import SLOPE, activate
+from tlhub.testing.numbers import UNKNOWN
 
 Array = np.ndarray[Any, Any]
 
@@ -43,7 +44,8 @@ def bound(
 
     Each step carries the error on by its slope, and rounds once in float32. The last rounding, to c's dtype, may lose
     half a unit of c in its last place, or half of the least value; an integer may be as far off as the error pushes
-    it over a half way. What is infinite is exact: it may become a number again, as 0 of relu's, or a saturated one.
+    it over a half way. What is infinite is exact: it may become a number again, as 0 of relu's, or a saturated one. Of
+    an infinity times what may be of either sign, or 0, the bound is UNKNOWN.
     """
     option, out = problem.option, dict(problem.dtypes)["c"]
     kind, scale = str(option["epilogue"]), float(scalars["out_scale"])
@@ -53,8 +55,10 @@ def bound(
         gate, value = halves(problem, y)
         gate_error, value_error = halves(problem, error)
         error = _of_numbers(SLOPE[kind] * gate_error + _EVALUATION[kind] * _EPS * abs(gate), gate)
+        unsure = np.zeros(gate.shape, bool, like=gate)
         if option["glu"]:
             gate = activate(kind, gate)
+            unsure = _no_sign(gate, error) & np.isinf(value) | _no_sign(value, value_error) & np.isinf(gate)
             error = abs(gate) * value_error + (abs(value) + value_error) * error + _EPS * abs(gate * value)
         c = _result(problem, x, inputs, scalars)
         if option["residual"]:
@@ -64,14 +68,22 @@ def bound(
         if out == "int8":
             to_half = abs(abs(c - np.floor(c)) - 0.5)
             near = (to_half <= error) & (error > 0)
-            return np.where(near, np.ceil(error), np.floor(error)) + 0.25
-        result = np.clip(c, *RANGE[out]) if out in RANGE else c
-        return (1 + ROUNDOFF[out]) * error + ROUNDOFF[out] * _of_numbers(abs(result), result) + SMALLEST[out] / 2
+            found = np.where(near, np.ceil(error), np.floor(error)) + 0.25
+        else:
+            result = np.clip(c, *RANGE[out]) if out in RANGE else c
+            found = (1 + ROUNDOFF[out]) * error + ROUNDOFF[out] * _of_numbers(abs(result), result) + SMALLEST[out] / 2
+        return np.where(unsure, UNKNOWN, found)
 
 
 def _of_numbers(error: Array, x: Array) -> Array:
     """Return the *error* of *x* where that is finite, and 0 where it is not."""
     found: Array = np.where(np.isfinite(x), error, 0.0)
+    return found
+
+
+def _no_sign(x: Array, error: Array) -> Array:
+    """Return where *x*, which is not 0, is so small that with its *error* it may be."""
+    found: Array = (abs(x) <= error) & (x != 0)
     return found
 
 

@@ -9,7 +9,6 @@ import numpy as np
 from tlhub.formats import ROUNDOFF
 from tlhub.specs import Problem
 from tlhub_mixed.contracts.weights import MIDDLE
-from tlhub_mixed.packing import unpack
 from tlhub_mixed.references.epilogue import Array, bound, double, finish
 
 _EPS = ROUNDOFF["float32"]
@@ -49,17 +48,20 @@ def prepare(
 
 
 def weights(problem: Problem, inputs: Mapping[str, Array]) -> Array:
-    """Return w (N, K) in float64, without any rounding."""
-    codes = inputs["w"]
+    """Return w (N, K) in float64, without any rounding. Of two codes in a byte the lower half is the first."""
+    codes = double(inputs["w"])
     if _packed(problem):
-        codes = unpack(codes.astype(np.uint8), int(problem.dim["K"]))
+        low, (rows, size) = codes % 16, codes.shape
+        codes = np.stack([low, (codes - low) / 16], axis=-1).reshape(rows, 2 * size)[:, : int(problem.dim["K"])]
     group = int(problem.option["group"] or 0) or codes.shape[1]
 
     def spread(x: Array) -> Array:
         return np.repeat(double(x), group, axis=1)[:, : codes.shape[1]]
 
     middle = spread(inputs["zero"]) if problem.option["zero_point"] else MIDDLE if _packed(problem) else 0
-    return (double(codes) - middle) * spread(inputs["scale"])
+    with np.errstate(invalid="ignore"):
+        found: Array = (codes - middle) * spread(inputs["scale"])
+    return found
 
 
 def _packed(problem: Problem) -> bool:
