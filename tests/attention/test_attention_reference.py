@@ -12,6 +12,7 @@ from tlhub import problem, testing
 from tlhub.specs import Problem
 from tlhub_attention.contracts.forward import ATTENTION
 from tlhub_attention.references.forward import reference, tolerance
+from tlhub_attention.references.rows import weigh
 
 pytestmark = pytest.mark.light
 
@@ -219,3 +220,22 @@ def test_an_lse_of_another_base_fails() -> None:
     bounds = tolerance(made, arrays, scalars(made), outputs)
     assert passes(outputs[1].astype(np.float32), outputs[1], bounds[1])
     assert not passes(outputs[1] / math.log(2), outputs[1], bounds[1])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_weighed_sum_has_what_its_terms_have_and_none_of_what_takes_no_part(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    for _ in range(100):
+        rows, keys, channels = rng.integers(1, 7, 3)
+        weights, x = rng.standard_normal((rows, keys)), rng.standard_normal((keys, channels))
+        live = rng.random((rows, keys)) < 0.7
+        for array in (weights, x):
+            for value in (np.nan, np.inf, -np.inf, 0, 0):
+                if rng.random() < 0.6:
+                    array[tuple(rng.integers(array.shape))] = value
+        expected = np.zeros((rows, channels))
+        with np.errstate(all="ignore"):
+            for i, j in np.argwhere(live):
+                expected[i] += weights[i, j] * x[j]
+            found = weigh(np.where(live, weights, 0), live, x)
+        np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)

@@ -73,7 +73,7 @@ def build(d=128, d_v=None, dtype="float16", **options):
         pytest.param((256, 256), {"causal": True}, marks=pytest.mark.slow),
     ],
 )
-def test_kernels_compile_without_spills_or_serialised_wgmma(channels, options):
+def test_kernels_compile_with_next_to_no_spills_and_no_serialised_wgmma(channels, options):
     built = build(*channels, **options).built
     item, chosen = 4 if "out_dtype" in options else 2, plans(*channels, options.get("causal", False))
     assert built.warnings == ()

@@ -6,8 +6,6 @@
  * computes as the reference does, in float64.
  */
 
-template <int N> using Sums = double[(N + 31) / 32]; /* as Channels are */
-
 template <int N> __device__ __forceinline__ void read_row(Channels<N> &x, const T *row, index_t step) {
   each_channel<N>([&](int at, int d) { x[at] = to_float(row[d * step]); });
 }

@@ -35,8 +35,9 @@ __device__ __forceinline__ void attend_row(const Decode &s, int b, int h, int i)
   Logits logits(s);
   float slope = s.slope(h);
   Channels<D> query = {};
-  Channels<D_V> sum = {};
-  float peak = -infinity(), base = 0, total = 0;
+  Sums<D_V> sum = {};
+  float peak = -infinity(), base = 0;
+  double total = 0;
   each_channel<D>([&](int at, int d) { query[at] = to_float(q[d * s.of_q.channel]); });
 #pragma unroll 1
   for (int key = seen.begin; key < seen.end; ++key) {
@@ -45,17 +46,22 @@ __device__ __forceinline__ void attend_row(const Decode &s, int b, int h, int i)
     each_channel<D>([&](int at, int d) { product = fmaf(query[at], to_float(k[d * s.of_k.channel]), product); });
     float logit = logits.of(warp_sum(product), slope, s.place(i) - key);
     if (!(logit <= peak)) { /* NaN, too, is weighed by itself */
-      float next = fmaxf(logit, peak), next_base = next == -infinity() ? 0.f : next, correction = exp2f(peak - next_base);
+      float next = fmaxf(logit, peak), next_base = next == -infinity() ? 0.f : next;
+      double correction = exp2(double(peak - next_base));
       peak = next, base = next_base, total *= correction;
       each_channel<D_V>([&](int at, int) { sum[at] *= correction; });
     }
-    float weight = exp2f(logit - base);
+    double weight = exp2(double(logit - base));
     total += weight;
-    each_channel<D_V>([&](int at, int d) { sum[at] = fmaf(weight, to_float(v[d * s.of_v.channel]), sum[at]); });
+    each_channel<D_V>([&](int at, int d) {
+      sum[at] = fma(weight, double(to_float(v[d * s.of_v.channel])), sum[at]);
+    });
   }
   O *o = s.o + s.of_o.at(b, i, h);
-  each_channel<D_V>([&](int at, int d) { o[d * s.of_o.channel] = from_float<O>(total == 0 ? 0.f : sum[at] / total); });
-  if (threadIdx.x % 32 == 0) s.put_lse(b, h, i, (base + log2f(total)) * LN2);
+  each_channel<D_V>([&](int at, int d) {
+    o[d * s.of_o.channel] = from_float<O>(total == 0 ? 0.f : float(sum[at] / total));
+  });
+  if (threadIdx.x % 32 == 0) s.put_lse(b, h, i, (base + log2f(float(total))) * LN2);
 }
 
 #define DECODE_PARAMETERS                                                                                         \

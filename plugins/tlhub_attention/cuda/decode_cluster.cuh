@@ -1,5 +1,5 @@
-/* Decoding on Hopper of few tiles: the blocks of a cluster share the keys of one, and add up what they have in each other's
- * shared memory, which is sooner than through scratch memory. A tile is all rows of a kv head, of one query.
+/* Decoding on Hopper of few tiles: the blocks of a cluster share the keys of one, and add up what they have in each
+ * other's shared memory, which is sooner than through scratch memory. A tile is all rows of a kv head, of one query.
  */
 
 namespace decode {
@@ -42,7 +42,8 @@ struct Exchange {
     }
   }
 
-  /* Add up and write the rows that meet in this block, each channel by a thread. */
+  /* Add up and write the rows that meet in this block, each channel by a thread; then again, by the warps that find
+   * such channels, those that have a NaN that they need not. */
   template <class P> __device__ __forceinline__ void write(const Decode &s, int b, int kv_head) const {
     int blocks = gridDim.x;
     for (int r = blockIdx.x; r < rows_of(s); r += blocks) {
@@ -51,6 +52,7 @@ struct Exchange {
       float base = peak == -infinity() ? 0.f : peak;
       Row at(s, kv_head, r);
       O *o = s.o + s.of_o.at(b, at.query, at.head);
+      bool lost = false;
       for (int channel = threadIdx.x; channel < D_V; channel += P::THREADS) {
         float total = 0, sum = 0;
         for (int i = 0; i < blocks; ++i) {
@@ -58,9 +60,12 @@ struct Exchange {
           float factor = exp2_fast(p[0] - base);
           total = fmaf(p[1], factor, total), sum = fmaf(p[2 + channel], factor, sum);
         }
-        o[channel * s.of_o.channel] = from_float<O>(total == 0 ? 0.f : sum * (1 / total));
+        float x = total == 0 ? 0.f : sum * (1 / total);
+        lost |= x != x && total == total;
+        o[channel * s.of_o.channel] = from_float<O>(x);
         if (channel == 0) s.put_lse(b, at.head, at.query, (base + log2f(total)) * LN2);
       }
+      if (__any_sync(0xffffffff, lost)) attend_row(s, b, at.head, at.query);
     }
   }
 

@@ -184,7 +184,7 @@ template <class P> struct Rows {
     }
   }
 
-  /* Write rows of o and of lse, from `row` of the kv head on; then again those in which a hidden NaN may be. */
+  /* Write rows of o and of lse, from `row` of the kv head on; then again those that have a NaN that they need not. */
   __device__ __forceinline__ void write(const Decode &s, int b, int kv_head, int row, bool paired) {
     int lane = threadIdx.x % 32;
     unsigned lost = 0;
@@ -210,15 +210,13 @@ template <class P> struct Rows {
         }
       }
       if (lane % 4 == 0) s.put_lse(b, at.head, at.query, (softmax.base(i, 1) + log2f(total)) * LN2);
-      if (s.causal() && probe != probe && total == total) lost |= 1u << (lane / 4 + 8 * i);
+      if (probe != probe && total == total) lost |= 1u << (lane / 4 + 8 * i);
     }
     lost = __reduce_or_sync(0xffffffff, lost);
-    if (s.queries > 1) {
-      __syncwarp();
-      for (; lost; lost &= lost - 1) {
-        Row at(s, kv_head, row + __ffs(lost) - 1);
-        attend_row(s, b, at.head, at.query);
-      }
+    __syncwarp();
+    for (; lost; lost &= lost - 1) {
+      Row at(s, kv_head, row + __ffs(lost) - 1);
+      attend_row(s, b, at.head, at.query);
     }
   }
 };

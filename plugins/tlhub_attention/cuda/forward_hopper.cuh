@@ -281,7 +281,7 @@ __device__ __forceinline__ void write_chunk(
   }
 }
 
-/* Divide a warp's 16 rows by their sums and store them, from `query` on; tell whether a hidden NaN may be in one. */
+/* Divide a warp's 16 rows by their sums, and store them from `query` on; tell whether one has a NaN that it need not. */
 template <class P>
 __device__ __forceinline__ bool finish(
     float (&sum)[P::CHANNELS / 2], Softmax softmax, float factor, const TensorMap &map_o, const Call &call,
@@ -301,7 +301,7 @@ __device__ __forceinline__ bool finish(
       sum[j] *= inverse;
       probe += sum[j];
     }
-    lost |= (VARLEN || call.causal() || total == 0) && i < call.queries && probe != probe && total == total;
+    lost |= i < call.queries && probe != probe && total == total;
     if (lane % 4 == 0 && i < call.queries) {
       call.put_lse(t.batch, t.head, i, (softmax.base(row, factor) + log2f(total)) * LN2);
     }
@@ -334,7 +334,7 @@ __device__ __forceinline__ bool finish(
   return lost;
 }
 
-/* Compute a consumer's rows that hold a NaN again, without the keys that they do not see; `tiles`: its block's. */
+/* Compute a consumer's rows that hold a NaN again, as rows.cuh does; `tiles`: its block's. */
 template <class TILES> __device__ __forceinline__ void mend(TILES tiles, int group) {
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
   if (lane == 0) store_wait_whole();

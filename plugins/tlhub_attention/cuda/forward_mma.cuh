@@ -281,8 +281,8 @@ template <class P, bool FINISHED> struct Rows {
     }
   }
 
-  /* Divide the rows by their sums and store them; `whole`: 16 bytes at a time. Then compute those again that a hidden
-   * NaN may be in, without the keys that they do not see. */
+  /* Divide the rows by their sums and store them; `whole`: 16 bytes at a time. Then compute those again that
+   * have a NaN that they need not, as rows.cuh does. */
   __device__ __forceinline__ void store(bool whole) {
     int query = this->query(), lane = threadIdx.x % 32;
     Call mine = t.of(call);
@@ -302,7 +302,7 @@ template <class P, bool FINISHED> struct Rows {
           probe += sum[slab][j] + sum[slab][j + 1];
         }
         bool real = i < mine.queries;
-        if (real && (mine.causal() || total == 0) && probe != probe && total == total) lost |= 1u << down;
+        if (real && probe != probe && total == total) lost |= 1u << down;
         if (real && lane % 4 == 0) {
           mine.put_lse(t.batch, t.head, i, (softmax[slab].base(row, factor()) + log2f(total)) * LN2);
         }

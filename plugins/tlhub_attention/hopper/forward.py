@@ -39,6 +39,5 @@ HOPPER = Schedule(
         *(f"tlhub_attention/cuda/{name}.cuh" for name in ("call", "rows", "softmax", "forward_hopper")),
     ),
     priority=20,
-    experimental=True,
     doc="TMA and wgmma, softmax beside the products, longest tiles first; up to 256 channels, any length and stride",
 )

@@ -6,6 +6,8 @@ NumPy's protocols, give arrays of CuPy.
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -97,13 +99,25 @@ def wide(inputs: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def weigh(weights: Array, live: Array, x: Array) -> Array:
-    """Return weights x, in which rows of *x* take no part where they are not *live*, even if they are NaN."""
+    """Return weights x, in which rows of *x* take no part where they are not *live*, even if they are NaN.
+
+    Terms that are not finite are counted by kind, which products of arrays of truths do.
+    """
     if np.isfinite(x).all():
         return weights @ x
-    out = np.zeros((len(weights), x.shape[1]), like=x)
-    for i, taken in enumerate(live):
-        out[i] = weights[i, taken] @ x[taken]
-    return out
+    w, up, down = np.where(live, weights, 0.0), np.inf, -np.inf
+    finite = np.where(np.isfinite(w), w, 0.0) @ np.where(np.isfinite(x), x, 0.0)
+    rises = _meet((w > 0, x == up), (w < 0, x == down), (w == up, x > 0), (w == down, x < 0))
+    falls = _meet((w > 0, x == down), (w < 0, x == up), (w == up, x < 0), (w == down, x > 0))
+    fails = _meet((live, np.isnan(x)), (np.isnan(w), x == x), (live & (w == 0), np.isinf(x)), (np.isinf(w), x == 0))
+    return np.where(fails | (rises & falls), np.nan, np.where(rises, up, np.where(falls, down, finite)))
+
+
+def _meet(*pairs: tuple[Array, Array]) -> Array:
+    """Return where rows of the first and columns of the second of *pairs*, arrays of truths, are true at one place."""
+    counts = (a.astype(np.float32) @ b.astype(np.float32) for a, b in pairs)
+    found: Array = functools.reduce(operator.add, counts) > 0
+    return found
 
 
 def rounded(weights: Array, live: Array, dtype: str, unit: Array | float = 1.0) -> Array:
