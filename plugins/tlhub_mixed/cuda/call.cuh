@@ -1,7 +1,7 @@
 /* A call of a product as its kernels get it: sizes, arrays and strides, however the operands are stored.
  *
- * A program is one file: its Python side (code.py) writes the problem's types and options ahead of this text, here those
- * of a product of float8:
+ * A program is one file: its Python side (code.py) writes the problem's types and options ahead of this text, here
+ * those of a product of float8:
  *
  *     using A = __nv_fp8_e4m3; using B = __nv_fp8_e4m3; using C = __nv_bfloat16;   elements of a, b and c
  *     using Beside = __nv_bfloat16; using Scale = float;                           of bias and residual, and of scales

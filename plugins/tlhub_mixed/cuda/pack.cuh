@@ -3,8 +3,8 @@
 
 constexpr int PACKED = 64; /* rows and columns of a tile that a block turns in shared memory */
 
-/* x rounded to tf32's 11 bits, as a float; what would overflow is cut. The tensor core cuts what it is given, which errs
- * twice as far, and always towards 0. */
+/* x rounded to tf32's 11 bits, as a float; what would overflow is cut. The tensor core cuts what it is given, which
+ * errs twice as far, and always towards 0. */
 __device__ __forceinline__ float to_tf32(float x) {
   uint32_t bits;
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
@@ -12,8 +12,9 @@ __device__ __forceinline__ float to_tf32(float x) {
   return isinf(rounded) && !isinf(x) ? __uint_as_float(__float_as_uint(x) & 0xffffe000) : rounded;
 }
 
-/* Write an element as wgmma takes it. A float in PARTS is high, low, and high again, `padded` from one to the next; the
- * latter is for products with low ones, and 0 where it is no number, since the other operand's high part has met that. */
+/* Write an element as wgmma takes it. A float in PARTS is high, low, and high again, `padded` from one to the next;
+ * the latter is for products with low ones, and 0 where it is no number, since the other operand's high part has met
+ * that. */
 template <class T> __device__ __forceinline__ void put(T *to, index_t padded, T x) { *to = x; }
 __device__ __forceinline__ void put(float *to, index_t padded, float x) {
   float high = to_tf32(x);
@@ -24,8 +25,8 @@ __device__ __forceinline__ void put(float *to, index_t padded, float x) {
   }
 }
 
-/* Copy [batches][rows][columns] of any strides to rows of `padded` elements, or of PARTS times so many. What is past the
- * columns is 0. */
+/* Copy [batches][rows][columns] of any strides to rows of `padded` elements, or of PARTS times so many. What is past
+ * the columns is 0. */
 template <class T>
 __device__ __forceinline__ void pack(
     const T *from, Strides strides, T *to, index_t padded, index_t batches, index_t rows, index_t columns) {

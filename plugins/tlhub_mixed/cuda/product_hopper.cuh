@@ -1,16 +1,18 @@
-/* Products of narrow types, and of float32 as tf32, on Hopper's tensor cores (sm_90a): bulk tensor copies, warp-specialised
- * wgmma, a persistent loop over tiles. wgmma takes these types only from rows along K, so all tiles lie in rows of 128
- * bytes of K, and whatever the type, a product is 32 bytes deep.
+/* Products of narrow types, and of float32 as tf32, on Hopper's tensor cores (sm_90a): bulk tensor copies,
+ * warp-specialised wgmma, a persistent loop over tiles. wgmma takes these types only from rows along K, so all tiles
+ * lie in rows of 128 bytes of K, and whatever the type, a product is 32 bytes deep.
  *
- * A block has a producer and one or two consumers, a warp group each. The producer's first thread keeps a ring of STAGES
- * stages in shared memory filled with tiles of A and B; the consumers multiply them out of it, 64 or 128 rows each, or of a
- * tile of 64 rows half of the columns each. A stage has two barriers: `full` completes when its bytes have arrived, `empty`
- * when those who read it are done. A cluster of two blocks, tiles below each other, shares B: each loads a half of it for
- * both. Or a cluster splits K: each block has the sums of its part, and adds up those of all for a slice of the columns.
+ * A block has a producer and one or two consumers, a warp group each. The producer's first thread keeps a ring of
+ * STAGES stages in shared memory filled with tiles of A and B; the consumers multiply them out of it, 64 or 128 rows
+ * each, or of a tile of 64 rows half of the columns each. A stage has two barriers: `full` completes when its bytes
+ * have arrived, `empty` when those who read it are done. A cluster of two blocks, tiles below each other, shares B:
+ * each loads a half of it for both. Or a cluster splits K: each block has the sums of its part, and adds up those of
+ * all for a slice of the columns.
  *
- * The tensor core keeps about 14 bits of a sum of float8 products, and truncates those of tf32. Where sums are PROMOTED, or
- * the scales are of blocks, those of a stage are made in registers of their own, and added up in float32; while one consumer
- * does so the other has the tensor core. The scales of blocks come with a stage: another warp of the producer brings them.
+ * The tensor core keeps about 14 bits of a sum of float8 products, and truncates those of tf32. Where sums are
+ * PROMOTED, or the scales are of blocks, those of a stage are made in registers of their own, and added up in float32;
+ * while one consumer does so the other has the tensor core. The scales of blocks come with a stage: another warp of the
+ * producer brings them.
  */
 
 namespace product {
@@ -63,7 +65,8 @@ template <int BM_, int BN_, int STAGES_, int SHARE_, int SPLIT_, int BAND_, int 
   static_assert(SPLIT == 1 || (SHARE == 1 && BM * BN * int(sizeof(Sum)) <= AT_STAGING), "sums take the place of the ring");
 };
 
-/* The product of two tiles, 64 rows and N columns, 32 bytes of K deep, added to `sum`; Python writes them (products.py). */
+/* The product of two tiles, 64 rows and N columns, 32 bytes of K deep, added to `sum`; Python writes them
+ * (products.py). */
 template <int N> struct Product;
 
 /* The tiles of a call in the order in which they are worked on, counted in clusters. */
@@ -109,8 +112,8 @@ template <class P> struct Shared {
 
 /* -- the producer -------------------------------------------------------------------------------- */
 
-/* Of an operand in three parts, high, low, and high where finite, the products are those of A's part 2 and B's 1, of A's 1
- * and B's 2, and of the high ones: the small products first. */
+/* Of an operand in three parts, high, low, and high where finite, the products are those of A's part 2 and B's 1, of
+ * A's 1 and B's 2, and of the high ones: the small products first. */
 __device__ __forceinline__ int part_of_a(int turn) { return 2 - turn; }
 __device__ __forceinline__ int part_of_b(int turn) { return turn == 2 ? 0 : 1 + turn; }
 
@@ -118,8 +121,8 @@ __device__ __forceinline__ void write_shared(uint32_t to, float x) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(x) : "memory");
 }
 
-/* Do `use` for each box of the tile of B from column n of C on, or of this block's part of it: its place in the tile, and its
- * row of B. With GLU each consumer's columns are two boxes, gates and values. */
+/* Do `use` for each box of the tile of B from column n of C on, or of this block's part of it: its place in the
+ * tile, and its row of B. With GLU each consumer's columns are two boxes, gates and values. */
 template <class P, class Use>
 __device__ __forceinline__ void each_box_of_b(int n, int columns, int rank, Use use) {
   constexpr int BOXES = GLU ? 2 * (P::BN / P::COLUMNS) : P::SHARE, ROWS = P::BN / BOXES;
@@ -130,8 +133,8 @@ __device__ __forceinline__ void each_box_of_b(int n, int columns, int rank, Use 
   }
 }
 
-/* Fetch into L2 what of B the ring has room for. It is done before what is ahead in the stream has ended: L2 is what all
- * agree on, so B may still be written. */
+/* Fetch into L2 what of B the ring has room for. It is done before what is ahead in the stream has ended: L2 is what
+ * all agree on, so B may still be written. */
 template <class P>
 __device__ __forceinline__ void fetch_ahead(const TensorMap &map_b, const Tiles<P> &tiles, const Call &call) {
   int m, n, batch, end = min(tiles.to, tiles.from + P::STAGES);
@@ -268,8 +271,8 @@ template <class P> struct BlockScales {
   }
 };
 
-/* total = A B over the stages of a tile, the sums of a stage, of 64 rows and as many columns as registers allow, at a time;
- * `top`, `left`: the consumer's part of the tile. */
+/* total = A B over the stages of a tile, the sums of a stage, of 64 rows and as many columns as registers allow, at
+ * a time; `top`, `left`: the consumer's part of the tile. */
 template <class P>
 __device__ __forceinline__ void multiply_promoted(
     Sums<P> &total, Ring<P::STAGES> &ring, Shared<P> shared, const Tiles<P> &tiles, int top, int left, int lane) {
@@ -307,8 +310,8 @@ __device__ __forceinline__ void multiply_promoted(
   }
 }
 
-/* sum = A B, kept in the tensor core's registers. While one stage is multiplied the next is waited for: a stage is released
- * when the one after it has been started. */
+/* sum = A B, kept in the tensor core's registers. While one stage is multiplied the next is waited for: a stage is
+ * released when the one after it has been started. */
 template <class P>
 __device__ __forceinline__ void multiply(
     Sums<P> &sum, Ring<P::STAGES> &ring, Shared<P> shared, const Tiles<P> &tiles, int top, int left, int lane) {
@@ -336,8 +339,8 @@ __device__ __forceinline__ void multiply(
 /* What a consumer finishes of a tile. */
 template <class P> using Slice = Sum[P::PIECES][P::SLICE / 2];
 
-/* sum = the sums of all blocks of the cluster, for this block's slice of the columns. Each puts its own where the ring was,
- * four numbers of a thread beside those of the others, and all add them up in the same order. */
+/* sum = the sums of all blocks of the cluster, for this block's slice of the columns. Each puts its own where the
+ * ring was, four numbers of a thread beside those of the others, and all add them up in the same order. */
 template <class P>
 __device__ __forceinline__ void add_up(
     Slice<P> &sum, const Sums<P> &part, Shared<P> shared, int consumer, int rank) {
@@ -523,8 +526,8 @@ __device__ __forceinline__ void consume(
 
 /* -- the kernel ---------------------------------------------------------------------------------- */
 
-/* One call, by as many blocks as fit, or where K is split a cluster for each tile. `direct`: C has no tensor map, and map_c
- * is any. */
+/* One call, by as many blocks as fit, or where K is split a cluster for each tile. `direct`: C has no tensor map,
+ * and map_c is any. */
 template <class P>
 __device__ __forceinline__ void run(
     const TensorMap &map_a, const TensorMap &map_b, const TensorMap &map_c, bool direct, const Call &call) {

@@ -1,10 +1,10 @@
 /* gemm_w4a16 and gemm_w8a16: codes of weights become numbers in registers, on their way to mma.sync (sm_80 and newer).
  *
- * For few rows of a, where reading the weights is what takes time. Weights are operand a of the product, 16 rows of w at a
- * time, and rows of a are its eight columns. The groups of a block's warps share K, step by step, and so do the blocks of a
- * cluster; what they have is added up in the end, in order. A lane copies 16 bytes of codes of each of its rows, which are
- * its 32 or 16 k of a step, to a place of its own in shared memory, some steps ahead; the elements of a are the group's.
- * Which k a product calls first does not matter, as long as both operands agree.
+ * For few rows of a, where reading the weights is what takes time. Weights are operand a of the product, 16 rows of w
+ * at a time, and rows of a are its eight columns. The groups of a block's warps share K, step by step, and so do the
+ * blocks of a cluster; what they have is added up in the end, in order. A lane copies 16 bytes of codes of each of its
+ * rows, which are its 32 or 16 k of a step, to a place of its own in shared memory, some steps ahead; the elements of a
+ * are the group's. Which k a product calls first does not matter, as long as both operands agree.
  *
  * For many rows `unpack` writes the numbers to scratch memory, for a product of that type.
  *
@@ -100,7 +100,8 @@ __device__ __forceinline__ Row row_of(const Weights &w, int row) {
       ZEROS ? kept(w.zeros + row * w.zero_row) : nullptr};
 }
 
-/* A row's zero point and scale for k as they are stored, which need not have arrived yet; those past the end are the last. */
+/* A row's zero point and scale for k as they are stored, which need not have arrived yet; those past the end are the
+ * last. */
 struct Stored {
   uint8_t zero;
   A scale;
@@ -117,8 +118,8 @@ __device__ __forceinline__ Group group_of(const Stored &stored, bool inside) {
   return {ZEROS ? float(stored.zero) : MIDDLE, inside ? to<float>(stored.scale) : 0};
 }
 
-/* (code - zero) scale of 32 bits of codes, or without the scale, which is exact, in pairs: of 4 bits codes i and i + 4, of
- * 8 bits neighbours. */
+/* (code - zero) scale of 32 bits of codes, or without the scale, which is exact, in pairs: of 4 bits codes i and i +
+ * 4, of 8 bits neighbours. */
 template <bool SCALED> __device__ __forceinline__ void numbers(uint32_t word, Group group, uint32_t (&pairs)[PAIRS]) {
   constexpr bool OF_HALVES = BITS == 4 || std::is_same_v<A, __half>; /* a code fits below the base */
   constexpr float MIDDLE_OF_SIGNED = BITS == 8 && !ZEROS ? 128 : 0;
@@ -171,8 +172,8 @@ struct Few { /* rows of a, and how they lie */
   index_t row, column;
 };
 
-/* What a kernel is: its Python side is in weights_program.py. A block multiplies 8 MT rows of a and ROWS of w; with GLU half
- * of these are gates, the others their values. WHOLE: 16 bytes in a row are copied at once. */
+/* What a kernel is: its Python side is in weights_program.py. A block multiplies 8 MT rows of a and ROWS of w; with
+ * GLU half of these are gates, the others their values. WHOLE: 16 bytes in a row are copied at once. */
 template <int MT_, bool WHOLE_> struct Plan {
   static constexpr int MT = MT_, TILES = 2; /* of 16 rows of w, of a warp */
   static constexpr bool WHOLE = WHOLE_;
@@ -287,14 +288,15 @@ template <class P> struct Lane {
     return shared + stage * P::STAGE + P::CODES + group * P::ELEMENTS + (row * 4 * CHUNKS + place) * 16;
   }
 
-  /* The k of its step number i: it begins with one that depends on the block, since all read a, and not the same at once. */
+  /* The k of its step number i: it begins with one that depends on the block, since all read a, and not the same at
+   * once. */
   __device__ __forceinline__ int k_at(int i) const {
     int at = start + i;
     return i < steps ? first + (at < steps ? at : at - steps) * step : w.depth;
   }
 
-  /* Have L2 read the scales, which then do not wait behind many codes, and the codes of the first steps. No matter who writes
-   * them until the end of the kernel before this one: L2 is where all see it. */
+  /* Have L2 read the scales, which then do not wait behind many codes, and the codes of the first steps. No matter
+   * who writes them until the end of the kernel before this one: L2 is where all see it. */
   __device__ __forceinline__ void prefetch() const {
     constexpr int AHEAD = P::WHOLE ? P::STAGES - 1 : 0, SECTOR = 32;
     int part = group * 4 + threadIdx.x % 4; /* which lanes have the same rows */
