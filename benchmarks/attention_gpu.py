@@ -4,7 +4,8 @@
 
 The problems are those of the suites of these names; a machine without compilers measures what another has built:
 
-    TLHUB_CACHE_DIR=DIR python benchmarks/attention_gpu.py --prebuild h200 --schedule hopper
+    SUITES=registry/tlhub_registry/workloads/suites
+    TLHUB_CACHE_DIR=DIR tlhub cache prewarm --from $SUITES/attention.toml --device h200 --schedule hopper
     TLHUB_STORES=DIR TLHUB_COMPILE=never python benchmarks/attention_gpu.py --schedule hopper
 
 Times are the GPU's alone, of graphs of launches, all sides in turn in one process on the same random data; a ratio
@@ -19,7 +20,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import random
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -50,16 +50,11 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--json", metavar="FILE", help="write everything that was found there too")
-    parser.add_argument(
-        "--prebuild", metavar="DEVICE", help="build what is measured, for a device that need not be here"
-    )
     options = parser.parse_args()
     unknown = [name for name in options.kernels if name not in KERNELS]
     if unknown:
         parser.error(f"no kernel {unknown[0]!r} here; there are: {', '.join(KERNELS)}")
     kernels = options.kernels or KERNELS
-    if options.prebuild:
-        return prebuild([r for name in kernels for r in requests(name, options)], options.prebuild)
     found = {name: table(requests(name, options), options.rounds, options.runs) for name in kernels}
     if options.json:
         Path(options.json).write_text(json.dumps(found), "utf-8")
@@ -74,20 +69,6 @@ def requests(kernel: str, options: argparse.Namespace) -> Iterator[Row]:
     for item in read(kernel):
         assert isinstance(item, Item), item
         yield {**item.request(), "schedule": options.schedule, **chosen}
-
-
-def prebuild(asked: Sequence[Row], device: str) -> int:
-    from tlhub.cli import prewarm
-
-    def say(outcome: prewarm.Outcome) -> None:
-        print(f"{outcome.status:<7} {outcome.seconds:6.1f} s  {outcome.title} {outcome.error or ''}", flush=True)
-
-    return int(
-        any(
-            o.status == "failed"
-            for o in prewarm.run([{**r, "device": device} for r in asked], os.cpu_count() or 1, say)
-        )
-    )
 
 
 def table(asked: Iterable[Row], rounds: int, runs: int) -> list[Row]:
@@ -236,7 +217,7 @@ def heads_first(problem: Problem, given: Tensors) -> tuple[Any, Any, Any, bool]:
     """Return q, k and v as PyTorch takes them, and whether to mask. Raises NotImplementedError where it cannot."""
     queries, causal = problem.dim.get("S"), problem.option["causal"]
     if problem.kernel == "attention_varlen" or "table" in given:
-        raise NotImplementedError
+        raise NotImplementedError("its keys lie in one array, at one length")
     if causal and queries not in (1, problem.dim["S_kv"]):
         raise NotImplementedError("its causal mask is aligned at the start")
     q, k, v = (given[name].transpose(1, 2) for name in "qkv")
@@ -286,12 +267,8 @@ def exact(x: Tensors, problem: Problem, scale: float) -> Tensors:
     q, k, v = x["q"].transpose(0, 1), x["k"][:, 0], x["v"][:, 0]
     (heads, queries, _), keys = q.shape, len(k)
     dout = x["dout"].transpose(0, 1) if "dout" in x else None
-    o, dq, dk, dv = (
-        q.new_empty(heads, queries, v.shape[1]),
-        torch.empty_like(q),
-        torch.zeros_like(k),
-        torch.zeros_like(v),
-    )
+    o, dq = q.new_empty(heads, queries, v.shape[1]), torch.empty_like(q)
+    dk, dv = torch.zeros_like(k), torch.zeros_like(v)
     step = max(1, LOGITS // max(1, heads * keys))
     for rows in (slice(i, min(i + step, queries)) for i in range(0, queries, step)):
         logits = scale * q[:, rows] @ k.T

@@ -15,6 +15,7 @@ at several extents, by the one binary. A schedule that fails at one problem gets
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import select
@@ -215,10 +216,8 @@ class _Examiner:
     def ask(self, what: str, item: Item) -> Row:
         process = self._process = self._process or self._start()
         assert process.stdin
-        try:
+        with contextlib.suppress(BrokenPipeError):  # it has ended: no answer
             print(json.dumps([what, asdict(item)]), file=process.stdin, flush=True)
-        except BrokenPipeError:
-            pass  # it has ended: no answer
         ready, _, _ = select.select([self._answers], [], [], PATIENCE)
         line = self._answers.readline() if ready else b""
         if line:

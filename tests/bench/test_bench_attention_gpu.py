@@ -70,11 +70,11 @@ def test_a_line_has_what_was_found_and_blanks_for_what_was_not(script: Any) -> N
 
 
 def test_what_is_measured_is_of_the_suites(script: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr("sys.argv", ["attention_gpu.py", "attention_bwd", "--prebuild", "h200", "--deterministic"])
-    built = []
-    monkeypatch.setattr(script, "prebuild", lambda asked, device: built.extend(asked) or 0)
+    monkeypatch.setattr("sys.argv", ["attention_gpu.py", "attention_bwd", "--deterministic"])
+    asked = []
+    monkeypatch.setattr(script, "table", lambda requests, rounds, runs: asked.extend(requests) or [])
     assert script.main() == 0
-    assert {r["kernel"] for r in built} == {"attention_bwd"} and all(r["deterministic"] for r in built)
+    assert {r["kernel"] for r in asked} == {"attention_bwd"} and all(r["deterministic"] for r in asked)
     monkeypatch.setattr("sys.argv", ["attention_gpu.py", "attentoin"])
     with pytest.raises(SystemExit, match="2"):
         script.main()

@@ -1,0 +1,69 @@
+"""Dims that follow from others, over a number or over an option, rounded up."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tlhub import operands
+from tlhub.errors import ArgumentError
+from tlhub.problem import make, serves, signature, symbols, typed
+from tlhub.specs import Arg, Dim, Kernel, Option
+
+pytestmark = pytest.mark.light
+
+BLOCKS = Kernel(
+    name="blocks",
+    revision=1,
+    dims=(Dim("M"), Dim("K"), Dim("K_4", "K/4"), Dim("G", "K/group")),
+    inputs=(Arg("x", ("M", "K")), Arg("scale", ("M", "K_4"))),
+    outputs=(Arg("y", ("M", "G")),),
+    dtypes=("float32",),
+    options=(Option("group", (0, 2, 5), 2),),
+    reference="-",
+    tolerance="-",
+    flops=lambda dims: 0.0,
+)
+
+
+@pytest.mark.parametrize(("group", "groups"), [(2, 4), (5, 2), (0, 1)])
+def test_a_dim_that_follows_from_another_is_that_over_a_number_rounded_up(group: int, groups: int) -> None:
+    made = make(BLOCKS, (3, 7), "float32", {"group": group})
+    assert made.dim == {"M": 3, "K": 7, "K_4": 2, "G": groups}
+    assert make(BLOCKS, made.dim, "float32", {"group": group}) == made
+    assert typed(BLOCKS, made)[0] == {"M": 3, "K": 7}
+    assert signature(BLOCKS, made).parts == {"K_4": ("K", 4), "G": ("K", group)}
+
+
+def test_a_dim_that_follows_from_a_symbol_is_a_symbol_of_its_own() -> None:
+    made = make(BLOCKS, ("M", "K"), "float32", {})
+    assert made.dim == {"M": "?0", "K": "?1", "K_4": "?2", "G": "?3"}
+    assert make(BLOCKS, symbols(BLOCKS, "float32", {}), "float32", {}) == made
+    dims, dtype, options = typed(BLOCKS, made)
+    assert make(BLOCKS, dims, dtype, options) == made
+    assert serves(made, make(BLOCKS, (3, 7), "float32", {}))
+
+
+@pytest.mark.parametrize("given", [{"K_4": 3}, {"K_4": "x"}, {"K_4": 0}])
+def test_a_dim_that_follows_from_another_is_nothing_else(given: dict[str, object]) -> None:
+    with pytest.raises(ArgumentError, match=r"dim K_4 is .*; it is K/4 rounded up: 2 for K=7") as refused:
+        make(BLOCKS, {"M": 3, "K": 7, **given}, "float32", {})
+    assert "K_4=2" in (refused.value.hint or "")
+    with pytest.raises(ArgumentError, match="3 dims were given; it takes M, K"):
+        make(BLOCKS, (3, 7, 2), "float32", {})
+
+
+@pytest.mark.parametrize(
+    ("groups", "hint"), [(2, "group=5"), (1, "group=0"), (3, "leave G away, or G=4"), ("G", "leave G away, or G=4")]
+)
+def test_the_option_that_a_dim_follows_from_may_be_what_was_forgotten(groups: object, hint: str) -> None:
+    with pytest.raises(ArgumentError, match="dim G is .*; it is K/group rounded up: 4 for K=7") as refused:
+        make(BLOCKS, {"M": 3, "K": 7, "G": groups}, "float32", {})
+    assert refused.value.hint == hint
+
+
+@pytest.mark.parametrize(("count", "said"), [(0, "no arrays were given"), (1, "1 array was given")])
+def test_the_hint_for_arrays_that_are_missing_keeps_the_options(count: int, said: str) -> None:
+    with pytest.raises(ArgumentError, match=f"{said}; its inputs are x, scale") as caught:
+        operands.read(BLOCKS, (np.ones((3, 7), "float32"),) * count, {"group": 5})
+    assert caught.value.hint == "tlhub.get_for('blocks', x, scale, group=5)"
