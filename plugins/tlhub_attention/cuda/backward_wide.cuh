@@ -161,8 +161,8 @@ __device__ __forceinline__ void consume_keys(
     advance(count == 1, Constant<false>());
     give_dq<P>(c, before, past, scratch, 1, rank);
   }
+  meet<GROUPS * GROUP>(WEIGHTS); /* until nobody reads keys, whose place dk takes; and the other has met here before */
   pass<GROUPS * GROUP>(SLOPES);
-  meet<GROUPS * GROUP>(WEIGHTS); /* until nobody reads keys, whose place dk takes */
   c.template put<D>(dk, float(g.call.scale), shared.k(), map_dk, direct, g.dk, g.of_dk, scratch);
   if (c.lane == 0) store_wait<0>();
 }
