@@ -22,7 +22,7 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -112,9 +112,10 @@ def run(items: Mapping[str, list[Item]], options: argparse.Namespace) -> int:
     with Examiners(options.jobs) as examiners:
         for name, problems in items.items():
             print(name, flush=True)
-            rows = list(map(joined, examiners.together("prove", problems), examiners.alone("time", problems)))
-            for item, row in zip(problems, rows, strict=True):
-                print(f"  {title(item)}: {verdict(row)}", flush=True)
+            rows = []
+            for item, proof in zip(problems, examiners.together("prove", problems), strict=True):
+                rows.append(proof if "fault" in proof else joined(proof, examiners.ask("time", item)))
+                print(f"  {title(item)}: {verdict(rows[-1])}", flush=True)
             faults = sum("fault" in row for row in rows)
             if faults:
                 failed = True
@@ -144,11 +145,10 @@ def verdict(row: Row) -> str:
 
 
 def joined(proof: Row, times: Row) -> Row:
-    """Return what a certificate says of one problem, or the first fault."""
-    for row in (proof, times):
-        if "fault" in row:
-            return row
-    return {**proof, **times, "error": float(f"{max(proof['error'], times['error']):.4g}")}
+    """Return what a certificate says of one problem, or the fault that the measurement found."""
+    return (
+        times if "fault" in times else {**proof, **times, "error": float(f"{max(proof['error'], times['error']):.4g}")}
+    )
 
 
 def document(schedule: Schedule, device: str, driver: int, rows: Sequence[Row]) -> str:
@@ -192,13 +192,10 @@ class Examiners:
 
     def together(self, what: str, items: Sequence[Item]) -> list[Row]:
         """Return a row for each of *items*, or its ``fault``; they are examined side by side."""
-        return list(self._pool.map(lambda item: self._examine(what, item), items))
+        return list(self._pool.map(lambda item: self.ask(what, item), items))
 
-    def alone(self, what: str, items: Sequence[Item]) -> Iterator[Row]:
-        """Yield what ``together`` returns, by one process and while nothing else is examined."""
-        return (self._examine(what, item) for item in items)
-
-    def _examine(self, what: str, item: Item) -> Row:
+    def ask(self, what: str, item: Item) -> Row:
+        """Return the row of *item*, or its ``fault``; by the process that was free last."""
         examiner = self._free.get()
         try:
             return examiner.ask(what, item)

@@ -119,7 +119,7 @@ def test_what_dies_hangs_or_is_wrong_costs_one_problem(
         assert [row.get("fault") for row in rows] == faults
         first, second = two.together("prove", of("slow", "slow"))
         assert first["pid"] != second["pid"], "side by side"
-        times = list(two.alone("time", of("good", "good")))
+        times = [two.ask("time", item) for item in of("good", "good")]
         assert [row["what"] for row in times] == ["time", "time"]
         assert times[0]["pid"] == times[1]["pid"], "the one that has warmed up"
 
