@@ -42,6 +42,5 @@ HOPPER_BWD = Schedule(
         *(f"tlhub_attention/cuda/backward_{name}.cuh" for name in ("memory", "steps", "hopper", "wide", "kernel")),
     ),
     priority=20,
-    experimental=True,
     doc="TMA and wgmma, five products under way beside the exponentials; up to 256 channels, any length and stride",
 )

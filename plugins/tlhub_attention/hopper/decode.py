@@ -38,6 +38,5 @@ HOPPER_DECODE = Schedule(
         *(f"tlhub_attention/cuda/decode_{part}.cuh" for part in ("hopper", "cluster")),
     ),
     priority=20,
-    experimental=True,
     doc="keys and values stream once through bulk tensor copies, in even shares of the SMs; contiguous or in pages",
 )

@@ -44,6 +44,5 @@ HOPPER_FP8 = Schedule(
         ),
     ),
     priority=20,
-    experimental=True,
     doc="8-bit tensor cores: TMA and wgmma, weights in e4m3, v laid across first; up to 256 channels, any length",
 )

@@ -22,6 +22,5 @@ HOPPER_VARLEN = Schedule(
         "tlhub_attention/cuda/forward_sequences.cuh",
     ),
     priority=20,
-    experimental=True,
     doc="as attention's; tiles of all sequences are drawn as blocks are free, those of the longest first",
 )

@@ -18,6 +18,5 @@ HOPPER_VARLEN_BWD = Schedule(
     symbolic=("T", "H", "N1", "H_kv", "T_kv"),
     sources=("tlhub_attention.hopper.varlen_backward", *backward.HOPPER_BWD.sources),
     priority=20,
-    experimental=True,
     doc="as attention_bwd's; tiles of all sequences side by side, and nothing beyond a sequence is loaded",
 )

@@ -46,6 +46,5 @@ MMA_BWD = Schedule(
     symbolic=("B", "S", "H", "H_kv", "S_kv"),
     sources=SOURCES,
     priority=15,
-    experimental=True,
     doc="mma.sync of sm_80 and newer; up to 256 channels, any length and stride",
 )

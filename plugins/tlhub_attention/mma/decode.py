@@ -37,6 +37,5 @@ MMA_DECODE = Schedule(
         "tlhub_attention/cuda/decode_mma.cuh",
     ),
     priority=15,
-    experimental=True,
     doc="keys and values stream once through asynchronous copies, in even shares of the SMs; contiguous or in pages",
 )

@@ -40,7 +40,6 @@ def _schedule(kernel: str, symbolic: tuple[str, ...], doc: str) -> Schedule:
             *(f"tlhub_attention/cuda/{name}.cuh" for name in ("call", "rows", "softmax", "forward_mma")),
         ),
         priority=15,
-        experimental=True,
         doc=doc,
     )
 
