@@ -43,20 +43,22 @@ def configs(problem: Problem, facts: DeviceFacts) -> Sequence[Config]:
     tiles = dict(_TILES[facts.vectors])
     if problem.option["accum"] == "float64":
         tiles["lanes"], tiles["nr"] = tiles["lanes"] // 2, tiles["nr"] // 2
+    if problem.option["glu"]:
+        tiles["nr"] -= tiles["nr"] % (2 * tiles["lanes"])  # whole vectors of gates, and of values
     return ({**tiles, "half": facts.vectors != "sse", "alone": _ALONE},)
 
 
 BLOCKED = Schedule(
     name="cpu_blocked",
     kernel="gemm",
-    kernel_revision=1,
-    revision=1,
+    kernel_revision=2,
+    revision=2,
     targets=("cpu",),
     toolchain="tvm",
     program="tlhub_gemm.cpu_program:program",
     supports=supports,
     configs=configs,
-    symbolic=("B", "M", "N", "K"),
+    symbolic=("B", "M", "N", "K", "N_2"),
     sources=(
         *(f"tlhub_gemm.cpu_{part}" for part in ("program", "blocks", "call", "thin", "tiles")),
         *("tlhub.cpu.elements", "tlhub.cpu.ir"),

@@ -51,10 +51,10 @@ def blocked(plan: Plan, close: Function) -> tuple[Task, list[Function]]:
     product, load_a, load_b, gather = multiply(plan), pack_a(plan), pack_b(plan), fetch(plan)
     tiles = _tiles(plan, product, gather, close)
     panels = _panels(plan, load_a, load_b, tiles)
-    mr, nr, tile = plan.mr, plan.nr, plan.mr * plan.nr
+    mr, nr, width, tile = plan.mr, plan.nr, plan.width, plan.mr * plan.nr
 
     def measure(f: Numbers, part: Numbers) -> Numbers:
-        rows, columns = bind(ceil_div(f["m"], i64(mr))), bind(ceil_div(f["n"], i64(nr)))
+        rows, columns = bind(ceil_div(f["m"], i64(mr))), bind(ceil_div(f["n"], i64(width)))
         bands = bind(f["batch"] * rows)
         groups = _groups(plan, bands, columns, part["count"])
         blocks = bind(maximum(ceil_div(f["k"], i64(plan.kc)), i64(1)))
@@ -75,7 +75,7 @@ def blocked(plan: Plan, close: Function) -> tuple[Task, list[Function]]:
         return {"bytes": size, **parts, "right": at_right, "sums": at_sums}
 
     def run(o: Operands, f: Numbers, part: Numbers) -> None:
-        rows, columns = bind(ceil_div(f["m"], i64(mr))), bind(ceil_div(f["n"], i64(nr)))
+        rows, columns = bind(ceil_div(f["m"], i64(mr))), bind(ceil_div(f["n"], i64(width)))
         groups = part["groups"]
         first, stop = span(groups * f["batch"] * rows, part)
         with loop(tirx.truncdiv(first, rows), ceil_div(stop, rows)) as band:
@@ -94,7 +94,7 @@ def blocked(plan: Plan, close: Function) -> tuple[Task, list[Function]]:
 
 def _panels(plan: Plan, load_a: Function, load_b: Function, tiles: Function) -> Function:
     """The panels of rows top .. bottom and of columns j0 .. j1 of C, a block of K at a time."""
-    mr, nr = plan.mr, plan.nr
+    mr, width = plan.mr, plan.width
 
     def body(*args: Expr) -> None:
         o, (batch, top, bottom, j0, j1) = operands(args)
@@ -108,8 +108,8 @@ def _panels(plan: Plan, load_a: Function, load_b: Function, tiles: Function) -> 
             last = bind(tirx.Select(tirx.EQ(block, blocks - i64(1)), i64(1), i64(0)))
             load_b(
                 o.b,
-                f["b_at"] + batch * f["b_b"] + k0 * f["b_k"] + j0 * i64(nr) * f["b_n"],
-                *(f["b_k"], f["b_n"], deep, minimum((j1 - j0) * i64(nr), f["n"] - j0 * i64(nr))),
+                f["b_at"] + batch * f["b_b"] + k0 * f["b_k"] + j0 * i64(width) * f["b_n"],
+                *(f["b_k"], f["b_n"], deep, minimum((j1 - j0) * i64(width), f["n"] - j0 * i64(width)), f["n"]),
                 *(o.scratch, part["right"]),
             )
             stacks = bind(ceil_div(bottom - top, i64(plan.mc)))
@@ -133,10 +133,10 @@ def _tiles(plan: Plan, product: Function, gather: Function, close: Function) -> 
     *more*: partial sums are there already. *last*: this block of K is the last. *top*: the first panel of rows
     for which partial sums are kept.
     """
-    mr, nr, tile = plan.mr, plan.nr, plan.mr * plan.nr
+    mr, nr, width, tile = plan.mr, plan.nr, plan.width, plan.mr * plan.nr
     names = (
         *("m", "n", "c_at", "c_b", "c_m", "c_n", "bias_at", "bias_m", "bias_n"),
-        *("r_at", "r_b", "r_m", "r_n", "alpha"),
+        *("r_at", "r_b", "r_m", "r_n", "alpha", "out_scale"),
     )
 
     def body(*args: Expr) -> None:
@@ -145,8 +145,9 @@ def _tiles(plan: Plan, product: Function, gather: Function, close: Function) -> 
         apart = i64(0) if plan.in_place else bind(tirx.Select(part["blocks"] > i64(1), i64(tile), i64(0)))
         size = bind(panel_size(plan, deep))
         with loop(j0, j1) as j, loop(i0, i1) as i:
-            have_m, have_n = bind(minimum(f["m"] - i * i64(mr), i64(mr))), bind(minimum(f["n"] - j * i64(nr), i64(nr)))
-            place = bind(f["c_at"] + batch * f["c_b"] + i * i64(mr) * f["c_m"] + j * i64(nr) * f["c_n"])
+            have_m, row = bind(minimum(f["m"] - i * i64(mr), i64(mr))), bind(i * i64(mr))
+            have_n, column = bind(minimum(f["n"] - j * i64(width), i64(width))), bind(j * i64(width))
+            place = bind(f["c_at"] + batch * f["c_b"] + row * f["c_m"] + column * f["c_n"])
             slot = bind(part["sums"] + ((i - top) * part["widest"] + (j - j0)) * apart)
             at, bt = bind((i - i0) * size), bind(part["right"] + (j - j0) * deep * i64(nr))
             factor = bind(tirx.Select(tirx.NE(last, i64(0)), f["alpha"], i64(_ONE)))
@@ -167,11 +168,10 @@ def _tiles(plan: Plan, product: Function, gather: Function, close: Function) -> 
                 product(*args)
             with when(closing):
                 close(
-                    *(o.scratch, slot, i64(nr), have_m, have_n, factor),
+                    *(o.scratch, slot, width, i64(nr), have_m, have_n, factor, f["out_scale"]),
                     *(o.c, place, f["c_m"], f["c_n"]),
-                    *(o.bias, f["bias_at"] + j * i64(nr) * f["bias_n"], f["bias_m"], f["bias_n"]),
-                    o.residual,
-                    f["r_at"] + batch * f["r_b"] + i * i64(mr) * f["r_m"] + j * i64(nr) * f["r_n"],
+                    *(o.bias, f["bias_at"] + column * f["bias_n"], f["bias_m"], f["bias_n"], f["n"] * f["bias_n"]),
+                    *(o.residual, f["r_at"] + batch * f["r_b"] + row * f["r_m"] + column * f["r_n"]),
                     *(f["r_m"], f["r_n"]),
                 )
 

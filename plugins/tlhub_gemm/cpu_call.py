@@ -22,9 +22,10 @@ SLICES = 1 << 30
 FIELDS = (
     *("batch", "m", "n", "k"),
     *("a_at", "a_b", "a_m", "a_k", "b_at", "b_b", "b_k", "b_n", "c_at", "c_b", "c_m", "c_n"),
-    *("bias_at", "bias_m", "bias_n", "r_at", "r_b", "r_m", "r_n", "alpha", "kind"),
+    *("bias_at", "bias_m", "bias_n", "r_at", "r_b", "r_m", "r_n", "alpha", "out_scale", "kind"),
 )
-"""Of a call, in order: extents, offsets and strides, in elements; alpha's bits; which task it is for."""
+"""Of a call, in order: extents (n: columns of C), offsets and strides, in elements; the bits of alpha, in a plain plan
+times out_scale, and of that; which task it is for."""
 
 PART = ("count", "last", "bytes", "groups", "blocks", "depth", "widest", "right", "sums")
 """Of a part: its slices, the bytes of scratch that it needs, and how it is cut (see ``cpu_blocks``)."""
@@ -40,7 +41,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Operands:
-    """Pointers: to a, b, c, bias and residual (absent ones are c's, never read), the call, the part, its scratch."""
+    """Pointers: to a, b, c, bias and residual (absent ones are another's, never read), the call, the part, scratch."""
 
     a: Expr
     b: Expr
@@ -84,15 +85,16 @@ def task(
     )
 
 
-def choose(plan: Plan, straight: tuple[Task, ...], mirrored: Task) -> Task:
+def choose(plan: Plan, straight: tuple[Task, ...], mirrored: Task | None) -> Task:
     """Return the task that is, by the call's ``kind``, one of *straight* or, for the number after, *mirrored*.
 
-    *mirrored* is given B in place of A and A in place of B.
+    *mirrored*, which is absent with gates and values, is given B in place of A and A in place of B.
     """
+    every = (*straight, *([mirrored] if mirrored else []))
 
     def measure(call: Expr, part: Expr) -> None:
         kind = read(("kind",), call)["kind"]
-        for i, chosen in enumerate((*straight, mirrored)):
+        for i, chosen in enumerate(every):
             with when(tirx.EQ(kind, i64(i))):
                 chosen.measure(call, part)
 
@@ -102,8 +104,9 @@ def choose(plan: Plan, straight: tuple[Task, ...], mirrored: Task) -> Task:
         for i, chosen in enumerate(straight):
             with when(tirx.EQ(kind, i64(i))):
                 chosen.run(*args)
-        with when(tirx.EQ(kind, i64(len(straight)))):
-            mirrored.run(o.b, o.a, *args[2:])
+        if mirrored:
+            with when(tirx.EQ(kind, i64(len(straight)))):
+                mirrored.run(o.b, o.a, *args[2:])
 
     return Task(
         Function("measure", [("call", "*int64"), ("part", "*int64")], measure),
@@ -113,9 +116,10 @@ def choose(plan: Plan, straight: tuple[Task, ...], mirrored: Task) -> Task:
 
 def pointers(plan: Plan, elements: tuple[Element, Element]) -> list[tuple[str, str]]:
     """Return the parameters that ``Operands`` holds, for a and b of *elements*."""
-    c = f"*{plan.c.storage}"
-    params = [("a", f"*{elements[0].storage}"), ("b", f"*{elements[1].storage}"), ("c", c), ("bias", c)]
-    return [*params, ("residual", c), ("call", "*int64"), ("part", "*int64"), ("scratch", f"*{plan.acc}")]
+    beside = f"*{plan.beside.storage}"
+    params = [("a", f"*{elements[0].storage}"), ("b", f"*{elements[1].storage}"), ("c", f"*{plan.c.storage}")]
+    params += [("bias", beside), ("residual", beside)]
+    return [*params, ("call", "*int64"), ("part", "*int64"), ("scratch", f"*{plan.acc}")]
 
 
 def operands(args: tuple[Expr, ...]) -> tuple[Operands, tuple[Expr, ...]]:

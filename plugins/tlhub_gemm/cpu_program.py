@@ -28,12 +28,12 @@ def program(problem: Problem, config: Mapping[str, Any], arch: str) -> Any:
     close = finish(plan)
     blocks, parts = blocked(plan, close)
     few_rows, streams = thin(plan, plan.a, plan.b, close, "few_rows")
-    few_columns = few_rows
-    if plan.a != plan.b:
+    few_columns = None if plan.glu else few_rows
+    if few_columns and plan.a != plan.b:
         few_columns, more = thin(plan, plan.b, plan.a, close, "few_columns")
         streams += more
     every = choose(plan, (blocks, few_rows), few_columns)
-    tasks = {t.run.name: t for t in (blocks, few_rows, few_columns, every)}
+    tasks = {t.run.name: t for t in (blocks, few_rows, few_columns, every) if t}
     functions = [*parts, *streams, close, *(f for t in tasks.values() for f in (t.measure, t.run))]
     return module("gemm", _entry(problem, plan, int(config["alone"]), every), functions)
 
@@ -47,7 +47,9 @@ def make_plan(problem: Problem, config: Mapping[str, Any]) -> Plan:
         a=Element(dtypes["a"], half),
         b=Element(dtypes["b"], half),
         c=Element(dtypes["c"], half),
+        beside=Element(dtypes.get("bias") or dtypes.get("residual") or dtypes["c"], half),
         epilogue=str(option["epilogue"]),
+        glu=bool(option["glu"]),
         bias=bool(option["bias"]),
         residual=bool(option["residual"]),
         **{knob: int(config[knob]) for knob in ("lanes", "mr", "nr", "kc", "mc", "nc")},
@@ -55,7 +57,7 @@ def make_plan(problem: Problem, config: Mapping[str, Any]) -> Plan:
 
 
 def _entry(problem: Problem, plan: Plan, alone: int, task: Task) -> Any:
-    """The function that the host shim calls: inputs, c, alpha. Below *alone* products it uses no other thread.
+    """The function that the host shim calls: inputs, c, the scalars. Below *alone* products it uses no other thread.
 
     *task* has the kinds: blocked, few rows, few columns.
     """
@@ -66,31 +68,37 @@ def _entry(problem: Problem, plan: Plan, alone: int, task: Task) -> Any:
             T.func_attr({"global_symbol": "gemm"})
             names = ["a", "b", *(["bias"] if plan.bias else []), *(["residual"] if plan.residual else []), "c"]
             handles = {name: T.arg(name, T.handle()) for name in names}
-            alpha = T.arg("alpha", T.float64())
+            alpha, out_scale = T.arg("alpha", T.float64()), T.arg("out_scale", T.float64())
             batch, m, n, k = (T.int64() for _ in range(4))
+            columns = T.int64() if plan.glu else n
             shapes = {
                 "a": (batch, k, m) if trans_a else (batch, m, k),
                 "b": (batch, n, k) if trans_b else (batch, k, n),
                 "bias": (n,),
-                "residual": (batch, m, n),
-                "c": (batch, m, n),
+                "residual": (batch, m, columns),
+                "c": (batch, m, columns),
             }
-            elements = {"a": plan.a, "b": plan.b}
+            elements = {"a": plan.a, "b": plan.b, "bias": plan.beside, "residual": plan.beside, "c": plan.c}
             strides = {name: [T.int64() for _ in shapes[name]] for name in names}
             buffers = {
                 name: T.match_buffer(
                     handles[name],
                     shapes[name],
-                    elements.get(name, plan.c).storage,
+                    elements[name].storage,
                     strides=strides[name],
-                    align=elements.get(name, plan.c).size,
+                    align=elements[name].size,
                     offset_factor=1,
                     layout=None,
                 )
                 for name in names
             }
-            values = {"batch": batch, "m": m, "n": n, "k": k}
-            values["alpha"] = T.reinterpret("int64", alpha)
+            if plan.glu:
+                message = "gemm: argument 'b': expected an even number of columns, got others"
+                with T.Assert(tirx.EQ(n, columns * i64(2)), message, "ValueError"):
+                    pass
+            values = {"batch": batch, "m": m, "n": columns, "k": k}
+            values["alpha"] = T.reinterpret("int64", alpha * out_scale if plan.plain else alpha)
+            values["out_scale"] = T.reinterpret("int64", out_scale)
             values |= {f"{x}_at": buffers[x].elem_offset for x in ("a", "b", "c")}
             values |= zip(("a_b", "a_k" if trans_a else "a_m", "a_m" if trans_a else "a_k"), strides["a"], strict=True)
             values |= zip(("b_b", "b_n" if trans_b else "b_k", "b_k" if trans_b else "b_n"), strides["b"], strict=True)
@@ -102,19 +110,21 @@ def _entry(problem: Problem, plan: Plan, alone: int, task: Task) -> Any:
                 values |= zip(("r_b", "r_m", "r_n"), strides["residual"], strict=True)
                 values["r_at"] = buffers["residual"].elem_offset
 
-            def streams(rows: Expr, columns: Expr, *steps: str) -> Expr:
-                shape = tirx.And(rows <= i64(FEW), columns >= i64(plan.lanes))
+            def streams(few: Expr, many: Expr, *steps: str) -> Expr:
+                shape = tirx.And(few <= i64(FEW), many >= i64(plan.lanes))
                 return tirx.And(shape, tirx.Or(*(tirx.EQ(values[step], i64(1)) for step in steps)))
 
-            short, narrow = tirx.And(m <= n, streams(m, n, "b_n", "b_k")), streams(n, m, "a_m", "a_k")
-            kind = bind(tirx.Select(short, i64(1), tirx.Select(narrow, i64(2), i64(0))))
+            short, narrow = tirx.And(m <= n, streams(m, columns, "b_n", "b_k")), streams(n, m, "a_m", "a_k")
+            blocks = i64(0) if plan.glu else tirx.Select(narrow, i64(2), i64(0))
+            kind = bind(tirx.Select(short, i64(1), blocks))
             values["kind"] = kind
             call = local(len(FIELDS), "int64")
             for i, name in enumerate(FIELDS):
                 turned = values[_mirror(name)]
                 same = turned is values[name]
                 call.store(i, turned if same else tirx.Select(tirx.EQ(kind, i64(2)), turned, values[name]))
-            ends = [buffers.get(name, buffers["c"]).data for name in ("c", "bias", "residual")]
+            beside = buffers.get("bias", buffers.get("residual", buffers["c"]))
+            ends = [buffers.get(name, beside).data for name in ("c", "bias", "residual")]
             args = (buffers["a"].data, buffers["b"].data, *ends)
             most = i64((1 << 31) - 1)
             with stepping():

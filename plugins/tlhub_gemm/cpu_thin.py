@@ -49,7 +49,7 @@ def thin(plan: Plan, few: Element, large: Element, close: Function, name: str) -
 
     def measure(f: Numbers, part: Numbers) -> Numbers:
         at_sums = bind(tirx.truncdiv(f["m"] * f["k"] + i64(15), i64(16)) * i64(16))
-        return {"bytes": (at_sums + f["m"] * i64(WIDTH)) * i64(plan.size), "sums": at_sums}
+        return {"bytes": (at_sums + f["m"] * i64(plan.halves * WIDTH)) * i64(plan.size), "sums": at_sums}
 
     def run(o: Operands, f: Numbers, part: Numbers) -> None:
         source, work = view(o.a, few.storage), view(o.scratch, plan.acc)
@@ -68,16 +68,18 @@ def thin(plan: Plan, few: Element, large: Element, close: Function, name: str) -
                 j0, j1 = cut(begin, end, strip, strips)
                 wide = bind(j1 - j0)
                 base = bind(f["b_at"] + batch * f["b_b"] + j0 * f["b_n"])
-                given, rest = (o.scratch, o.b, f["m"], f["k"]), (base, wide, part["sums"])
+                given, next_sums = (o.scratch, o.b, f["m"], f["k"]), bind(f["m"] * i64(WIDTH))
                 unit = tirx.EQ(f["b_n"], i64(1))
-                with when(unit):
-                    down(*given, f["b_k"], *rest)
-                with when(tirx.Not(unit)):
-                    along(*given, f["b_n"], *rest)
+                with loop(0, plan.halves) as half:
+                    rest = (bind(base + half * f["n"] * f["b_n"]), wide, part["sums"] + half * next_sums)
+                    with when(unit):
+                        down(*given, f["b_k"], *rest)
+                    with when(tirx.Not(unit)):
+                        along(*given, f["b_n"], *rest)
                 close(
-                    *(o.scratch, part["sums"], WIDTH, f["m"], wide, f["alpha"]),
+                    *(o.scratch, part["sums"], next_sums, WIDTH, f["m"], wide, f["alpha"], f["out_scale"]),
                     *(o.c, f["c_at"] + batch * f["c_b"] + j0 * f["c_n"], f["c_m"], f["c_n"]),
-                    *(o.bias, f["bias_at"] + j0 * f["bias_n"], f["bias_m"], f["bias_n"]),
+                    *(o.bias, f["bias_at"] + j0 * f["bias_n"], f["bias_m"], f["bias_n"], f["n"] * f["bias_n"]),
                     *(o.residual, f["r_at"] + batch * f["r_b"] + j0 * f["r_n"], f["r_m"], f["r_n"]),
                 )
 

@@ -11,6 +11,7 @@ of its last row or column, so tiles are always full; what they compute there is 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 
 from tvm import tirx
 from tvm.tirx.script.builder import ir as T
@@ -48,15 +49,18 @@ GROUP = 4
 class Plan:
     """What is fixed when the program is made.
 
-    ``acc``: the dtype of sums and panels. ``lanes``: of it in a vector register. ``mr``, ``nr``: the register
-    tile. ``kc``: the longest block of K. ``mc``, ``nc``: panels of A and B in a block.
+    ``acc``: the dtype of sums and panels. ``beside``: the element of bias and residual. ``lanes``: of sums in a vector
+    register. ``mr``, ``nr``: the register tile. ``kc``: the longest block of K. ``mc``, ``nc``: panels of A and B in a
+    block.
     """
 
     acc: str
     a: Element
     b: Element
     c: Element
+    beside: Element
     epilogue: str
+    glu: bool
     bias: bool
     residual: bool
     lanes: int
@@ -72,9 +76,24 @@ class Plan:
         return 8 if self.acc == "float64" else 4
 
     @property
+    def width(self) -> int:
+        """Columns of C of a register tile."""
+        return self.nr // 2 if self.glu else self.nr
+
+    @property
+    def halves(self) -> int:
+        """Parts of B's columns that make one of C: gates and values, or all."""
+        return 2 if self.glu else 1
+
+    @property
+    def plain(self) -> bool:
+        """Whether C is the product, but for a factor."""
+        return self.epilogue == "none" and not self.glu and not self.bias and not self.residual
+
+    @property
     def in_place(self) -> bool:
         """Whether partial sums are kept in C: they are what C holds."""
-        return self.c.dtype == self.acc and self.epilogue == "none" and not self.bias and not self.residual
+        return self.c.dtype == self.acc and self.plain
 
     @property
     def math(self) -> str:
@@ -126,34 +145,36 @@ def panel_size(plan: Plan, depth: Expr) -> Expr:
 
 
 def pack_b(plan: Plan) -> Function:
-    """Pack *depth* rows and *columns* columns of B."""
-    nr, lanes = plan.nr, plan.lanes
+    """Pack *depth* rows and *columns* columns of B; of gates and values as many each, *apart* columns from another."""
+    nr, width, lanes = plan.nr, plan.width, plan.lanes
 
-    def body(src: Expr, at: Expr, s_k: Expr, s_n: Expr, depth: Expr, columns: Expr, dst: Expr, to: Expr) -> None:
+    def body(*args: Expr) -> None:
+        src, at, s_k, s_n, depth, columns, apart, dst, to = args
         source, target = view(src, plan.b.storage), view(dst, plan.acc)
         # whole vectors along n where it has unit stride, elements elsewhere
-        even = bind(tirx.Select(tirx.EQ(s_n, i64(1)), tirx.truncdiv(columns, i64(nr)), i64(0)))
+        even = bind(tirx.Select(tirx.EQ(s_n, i64(1)), tirx.truncdiv(columns, i64(width)), i64(0)))
 
         def rows(p: Expr, panels: int) -> None:
             with loop(0, depth) as k:
-                line, row = at + p * i64(nr) + k * s_k, to + (p * depth + k) * i64(nr)
-                for j in range(0, panels * nr, lanes):
-                    place = row + depth * i64(j // nr * nr) + i64(j % nr)
-                    target.store(place, plan.b.load(source, line + i64(j), lanes, plan.acc), lanes)
+                line, row = at + p * i64(width) + k * s_k, to + (p * depth + k) * i64(nr)
+                for half, j in product(range(plan.halves), range(0, panels * width, lanes)):
+                    place = row + depth * i64(j // width * nr) + i64(half * width + j % width)
+                    start = line + apart + i64(j) if half else line + i64(j)
+                    target.store(place, plan.b.load(source, start, lanes, plan.acc), lanes)
 
         groups = bind(tirx.truncdiv(even, i64(GROUP)))
         with loop(0, groups) as g:
             rows(g * i64(GROUP), GROUP)
         with loop(groups * i64(GROUP), even) as p:
             rows(p, 1)
-        with loop(even, ceil_div(columns, i64(nr))) as p:
-            with loop(0, nr) as j:
-                line = bind(at + minimum(p * i64(nr) + j, columns - i64(1)) * s_n)
-                column = bind(to + p * depth * i64(nr) + j)
+        with loop(even, ceil_div(columns, i64(width))) as p:
+            with loop(0, plan.halves) as half, loop(0, width) as j:
+                line = bind(at + (half * apart + minimum(p * i64(width) + j, columns - i64(1))) * s_n)
+                column = bind(to + p * depth * i64(nr) + half * i64(width) + j)
                 with loop(0, depth) as k:
                     target.store(column + k * i64(nr), plan.b.load(source, line + k * s_k, 1, plan.acc))
 
-    params = [("src", f"*{plan.b.storage}"), *_numbers("at", "s_k", "s_n", "depth", "columns")]
+    params = [("src", f"*{plan.b.storage}"), *_numbers("at", "s_k", "s_n", "depth", "columns", "apart")]
     return Function("pack_b", [*params, ("dst", f"*{plan.acc}"), ("to", "int64")], body)
 
 
@@ -235,15 +256,20 @@ def fetch(plan: Plan) -> Function:
 
 
 def finish(plan: Plan) -> Function:
-    """From a tile (rows *pitch* apart) to C = act(alpha * sum + bias) + residual; *alpha* by its bits."""
+    """From a tile (rows *pitch* apart) to C; *alpha* and *out_scale* by their bits.
+
+    Values are *next* behind their gates in the tile, and *bias_next* in the bias.
+    """
     # erfc comes from the C library, one at a time
     width = 1 if plan.math == "float64" and plan.epilogue == "gelu" else plan.lanes
 
     def body(*args: Expr) -> None:
         x = dict(zip((name for name, _ in params), args, strict=True))
         source, target = view(x["tile"], plan.acc), view(x["c"], plan.c.storage)
-        biases, residuals = view(x["bias"], plan.c.storage), view(x["residual"], plan.c.storage)
-        factor = bind(T.cast(T.reinterpret("float64", x["alpha"]), plan.math))
+        biases, residuals = (view(x[name], plan.beside.storage) for name in ("bias", "residual"))
+        alpha, out_scale = (
+            bind(T.cast(T.reinterpret("float64", x[name]), plan.math)) for name in ("alpha", "out_scale")
+        )
         unit = tirx.EQ(x["c_n"], i64(1))
         for present, step in ((plan.bias, "bias_n"), (plan.residual, "r_n")):
             if present:
@@ -254,16 +280,22 @@ def finish(plan: Plan) -> Function:
 
         def put(i: Expr, j: Expr, lanes: int) -> None:
             place = bind(x["to"] + i * x["c_m"] + j * x["c_n"])
-            value = source.load(x["at"] + i * x["pitch"] + j, lanes)
-            value = T.cast(value, vector(plan.math, lanes)) * splat(factor, lanes)
-            if plan.bias:
-                at = x["bias_at"] + i * x["bias_m"] + j * x["bias_n"]
-                value = value + plan.c.load(biases, at, lanes, plan.math)
-            value = activate(plan.epilogue, value, plan.math, lanes)
+
+            def linear(half: int) -> Expr:
+                at = x["at"] + i * x["pitch"] + j + (x["next"] if half else i64(0))
+                value = T.cast(source.load(at, lanes), vector(plan.math, lanes)) * splat(alpha, lanes)
+                if not plan.bias:
+                    return value
+                at = x["bias_at"] + i * x["bias_m"] + j * x["bias_n"] + (x["bias_next"] if half else i64(0))
+                return value + plan.beside.load(biases, at, lanes, plan.math)
+
+            value = activate(plan.epilogue, linear(0), plan.math, lanes)
+            if plan.glu:
+                value = bind(value) * linear(1)
             if plan.residual:
                 at = x["residual_at"] + i * x["r_m"] + j * x["r_n"]
-                value = value + plan.c.load(residuals, at, lanes, plan.math)
-            plan.c.store(target, place, value, lanes)
+                value = value + plan.beside.load(residuals, at, lanes, plan.math)
+            plan.c.store(target, place, value if plan.plain else value * splat(out_scale, lanes), lanes)
 
         with loop(0, x["rows"]) as i:
             if width > 1:
@@ -272,12 +304,12 @@ def finish(plan: Plan) -> Function:
             with loop(even * i64(width), x["columns"]) as j:
                 put(i, j, 1)
 
-    c = f"*{plan.c.storage}"
-    params = [("tile", f"*{plan.acc}"), *_numbers("at", "pitch", "rows", "columns")]
-    params += [("alpha", "int64"), ("c", c), *_numbers("to", "c_m", "c_n")]
-    # absent operands are passed as C, and never read
-    params += [("bias", c), *_numbers("bias_at", "bias_m", "bias_n")]
-    params += [("residual", c), *_numbers("residual_at", "r_m", "r_n")]
+    beside = f"*{plan.beside.storage}"
+    params = [("tile", f"*{plan.acc}"), *_numbers("at", "next", "pitch", "rows", "columns", "alpha", "out_scale")]
+    params += [("c", f"*{plan.c.storage}"), *_numbers("to", "c_m", "c_n")]
+    # absent operands are passed as another array, and never read
+    params += [("bias", beside), *_numbers("bias_at", "bias_m", "bias_n", "bias_next")]
+    params += [("residual", beside), *_numbers("residual_at", "r_m", "r_n")]
     return Function("finish", params, body)
 
 

@@ -1,6 +1,7 @@
 """Gemm's CUDA programs: the text of the files in cuda/, and the expressions that their launches share.
 
-Strides are of op(A), M x K, and of op(B) transposed, N x K, however a and b are stored.
+Strides are of op(A), M x K, and of op(B) transposed, N x K, however a and b are stored. A program has
+``tlhub/cuda/elements.cuh`` among its schedule's ``sources``.
 """
 
 from __future__ import annotations
@@ -8,11 +9,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from tlhub.build.program import Parameter, TensorMap
+from tlhub.cuda import tensor_cores
 from tlhub.specs import DTYPES, Problem
 
 SMALL = " && ".join(f"{dim} < 0x7ffff000" for dim in "BMNK")
 """The condition that the extents, up to the end of the last tile, are ints: coordinates of tensor maps are."""
 
+_ELEMENTS = tensor_cores.FILE.with_name("elements.cuh")
 _TYPES = {
     # the C++ type of a dtype, and the header that declares it
     "float64": ("double", None),
@@ -30,16 +33,18 @@ _PTX = {"float16": "f16", "bfloat16": "bf16"}
 
 
 def source(problem: Problem, *names: str | Path) -> str:
-    """Return one source: what *problem* defines, epilogue.cuh, call.cuh, and *names*, files of cuda/ or whole paths."""
+    """Return one source: what *problem* defines, elements.cuh, epilogue.cuh, call.cuh, and *names*, files of cuda/ or
+    whole paths."""
     folder = Path(__file__).parent / "cuda"
-    texts = ((folder / name).read_text(encoding="utf-8") for name in ("epilogue.cuh", "call.cuh", *names))
+    texts = ((folder / name).read_text(encoding="utf-8") for name in (_ELEMENTS, "epilogue.cuh", "call.cuh", *names))
     return "\n".join([_prologue(problem), *texts])
 
 
 def _prologue(problem: Problem) -> str:
     """Return the declarations that epilogue.cuh expects, and the headers that they need."""
     option, dtypes = problem.option, dict(problem.dtypes)
-    used = {"A": dtypes["a"], "B": dtypes["b"], "C": dtypes["c"], "Sum": str(option["accum"])}
+    beside = dtypes.get("bias") or dtypes.get("residual") or dtypes["c"]
+    used = {"A": dtypes["a"], "B": dtypes["b"], "C": dtypes["c"], "Beside": beside, "Sum": str(option["accum"])}
     headers = sorted({header for header in (_TYPES[dtype][1] for dtype in used.values()) if header})
     flags = ", ".join(f"{name.upper()} = {str(option[name]).lower()}" for name in _FLAGS)
     return "\n".join(
@@ -53,7 +58,17 @@ def _prologue(problem: Problem) -> str:
     )
 
 
-_FLAGS = ("trans_a", "trans_b", "bias", "residual")
+_FLAGS = ("trans_a", "trans_b", "glu", "bias", "residual")
+
+
+def columns(problem: Problem) -> str:
+    """Return the name of the dim that is the columns of c."""
+    return "N_2" if problem.option["glu"] else "N"
+
+
+def even(problem: Problem) -> tuple[str, ...]:
+    """Return the condition of a call that there are as many gates as values, where *problem* has some."""
+    return ("N % 2 == 0",) if problem.option["glu"] else ()
 
 
 def strides(problem: Problem, name: str) -> tuple[str, str, str]:
@@ -103,4 +118,5 @@ def parameters(problem: Problem) -> tuple[Parameter, ...]:
         return [Parameter("void *", f"DATA({name})"), *index(*steps)]
 
     arrays = [parameter for name in ("a", "b", "bias", "residual", "c") for parameter in array(name)]
-    return (*index("B", "M", "N", "K"), *arrays, Parameter("double", "alpha"))
+    factors = (Parameter("double", name) for name in ("alpha", "out_scale"))
+    return (*index("B", "M", columns(problem), "K"), *arrays, *factors)

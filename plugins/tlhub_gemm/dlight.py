@@ -18,6 +18,8 @@ def supports(problem: Problem, facts: DeviceFacts) -> str | None:
             return f"{dtype} {what}; it has {', '.join(_INPUTS)}"
     if "bfloat16" in dtypes.values() and capability(facts.arch) < 80:
         return "bfloat16, which TVM has no code for before compute capability 8.0"
+    if option["glu"]:
+        return "glu; it writes a product of all columns"
     if option["accum"] != "float32":
         return f"accum={option['accum']!r}; it adds up in 'float32'"
     if option["tensor_core"] or option["compute"] != "ieee":
@@ -40,8 +42,8 @@ def configs(problem: Problem, facts: DeviceFacts) -> Sequence[Config]:
 DLIGHT = Schedule(
     name="dlight",
     kernel="gemm",
-    kernel_revision=1,
-    revision=1,
+    kernel_revision=2,
+    revision=2,
     targets=("cuda",),
     toolchain="tvm",
     program="tlhub_gemm.dlight_program:program",

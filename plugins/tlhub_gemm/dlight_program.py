@@ -39,7 +39,7 @@ class _Matmul(dlight.gpu.Matmul):
 
 
 def _gemm(problem: Problem) -> Any:
-    """Return the function: c = act(alpha op(a) op(b) + bias) + residual, the product in a block of its own."""
+    """Return the function: c = (act(alpha op(a) op(b) + bias) + residual) out_scale, the product in a block apart."""
     option, dtypes = problem.option, dict(problem.dtypes)
     accum = str(option["accum"])
     with IRBuilder() as builder:
@@ -47,7 +47,7 @@ def _gemm(problem: Problem) -> Any:
             T.func_name("gemm")
             T.func_attr({"global_symbol": "gemm"})
             handles = {name: T.arg(name, T.handle()) for name in dtypes}
-            alpha = T.arg("alpha", T.float64())
+            alpha, out_scale = T.arg("alpha", T.float64()), T.arg("out_scale", T.float64())
             batch, m, n, k = (tirx.Var(name, "int64") for name in ("batch", "m", "n", "k"))
             shapes = {
                 "a": (batch, k, m) if option["trans_a"] else (batch, m, k),
@@ -74,6 +74,7 @@ def _gemm(problem: Problem) -> Any:
                 value = _ACTIVATIONS[str(option["epilogue"])](value)
                 if option["residual"]:
                     value = value + T.Cast(accum, arrays["residual"][z, i, j])
+                value = value * T.Cast(accum, out_scale)
                 T.buffer_store(arrays["c"], T.Cast(dtypes["c"], value), [z, i, j])
     return builder.get()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import product
 
-from tlhub.specs import Config, DeviceFacts, Problem, Schedule
+from tlhub.specs import DTYPES, Config, DeviceFacts, Problem, Schedule
 from tlhub_gemm import skinny
 from tlhub_gemm.hopper_plan import Plan
 
@@ -28,7 +28,7 @@ _MOST_PLANS = 4
 _LEAST_GAIN = 0.005  # of the time, by which a further plan for symbolic dims has to pay
 
 _ARCH = "cuda:sm_90a"
-_OUT = ("float16", "bfloat16", "float32")
+_OUT = ("float16", "bfloat16", "float32", "float8_e4m3fn", "float8_e5m2", "int8")
 
 
 def supports(problem: Problem, facts: DeviceFacts) -> str | None:
@@ -62,10 +62,14 @@ def configs(problem: Problem, facts: DeviceFacts) -> Sequence[Config]:
 
 
 def _plans(problem: Problem) -> tuple[Plan, ...]:
-    """Return the plans worth considering: with many sums there are registers for a plain epilogue only."""
-    option = problem.option
-    plain = option["epilogue"] == "none" and not option["bias"] and not option["residual"]
-    return PLANS if plain else tuple(plan for plan in PLANS if plan.sums <= _MOST_SUMS)
+    """Return the plans worth considering: with many sums there are registers for a plain epilogue only, gates and
+    values are whole boxes, and what is staged of a narrow c is more than 16 bytes of a row."""
+    option, item = problem.option, DTYPES[dict(problem.dtypes)["c"]][1] // 8
+    plain = option["epilogue"] == "none" and not option["glu"] and not option["bias"] and not option["residual"]
+    found = PLANS if plain else (plan for plan in PLANS if plan.sums <= _MOST_SUMS)
+    if option["glu"]:
+        found = (plan for plan in found if plan.columns % 128 == 0)
+    return tuple(plan for plan in found if plan.chunk(item, bool(option["glu"])) * item > 16)
 
 
 def _few_rows(problem: Problem, facts: DeviceFacts) -> bool:
@@ -75,7 +79,7 @@ def _few_rows(problem: Problem, facts: DeviceFacts) -> bool:
 
 def _cover(problem: Problem, facts: DeviceFacts) -> list[Plan]:
     """Return the plans that together serve all extents of symbolic dims well, chosen one by one."""
-    symbols = sorted({extent for extent in problem.dim.values() if isinstance(extent, str)})
+    symbols = sorted({extent for name, extent in problem.dims if name in "BMNK" and isinstance(extent, str)})
     cases = [dict(zip(symbols, extents, strict=True)) for extents in product(_EXTENTS, repeat=len(symbols))]
     costs = {plan: [_cost(plan, problem, case, facts) for case in cases] for plan in _plans(problem)}
     least = [min(column) for column in zip(*costs.values(), strict=True)]
@@ -95,7 +99,7 @@ def _cover(problem: Problem, facts: DeviceFacts) -> list[Plan]:
 
 def _cost(plan: Plan, problem: Problem, case: Mapping[str, int], facts: DeviceFacts) -> int:
     """Return the cost of *problem* with *case* for its symbols."""
-    b, m, n, k = (case.get(e, 1) if isinstance(e, str) else e for e in problem.dim.values())
+    b, m, n, k = (case.get(e, 1) if isinstance(e, str) else e for e in (problem.dim[name] for name in "BMNK"))
     across = {name: bool(problem.option[name]) for name in ("trans_a", "trans_b")}
     return plan.cost(b, m, n, k, **across, processors=facts.cores)
 
@@ -103,8 +107,8 @@ def _cost(plan: Plan, problem: Problem, case: Mapping[str, int], facts: DeviceFa
 HOPPER = Schedule(
     name="hopper",
     kernel="gemm",
-    kernel_revision=1,
-    revision=1,
+    kernel_revision=2,
+    revision=2,
     targets=("cuda",),
     toolchain="cuda",
     program="tlhub_gemm.hopper_program:program",
@@ -112,6 +116,7 @@ HOPPER = Schedule(
     configs=configs,
     sources=(
         *(f"tlhub_gemm.{name}" for name in ("hopper", "hopper_plan", "hopper_program")),
+        "tlhub/cuda/staging.cuh",
         *(f"tlhub_gemm/cuda/{name}.cuh" for name in ("hopper", "align")),
         *skinny.SKINNY.sources,  # few rows, and what is left
     ),

@@ -76,27 +76,27 @@ class Plan(NamedTuple):
         """Rows of clusters that are walked column by column."""
         return max(1, _BAND // (self.rows * self.share_b))
 
-    def chunk(self, item: int) -> int:
-        """Return how many columns of C, of *item* bytes, a warp stages at once."""
-        columns = self.columns // self.split
-        return next(n for n in (64, 32, 16) if columns % n == 0 and n * item <= _WIDEST)
+    def chunk(self, item: int, glu: bool = False) -> int:
+        """Return how many columns of C, of *item* bytes, a warp stages at once. *glu*: C has half of the columns."""
+        columns = self.columns // self.split // (2 if glu else 1)
+        return next(n for n in (128, 64, 32, 16) if columns % n == 0 and n * item <= _WIDEST)
 
-    def stages(self, item: int) -> int:
+    def stages(self, item: int, glu: bool = False) -> int:
         """Return how many stages of the ring there is room for beside the rest."""
-        return min(_MOST_STAGES, (_SHARED - self._beside(item)) // self._stage)
+        return min(_MOST_STAGES, (_SHARED - self._beside(item, glu)) // self._stage)
 
-    def shared(self, item: int) -> int:
+    def shared(self, item: int, glu: bool = False) -> int:
         """Return the bytes of shared memory of a block: the ring with two barriers a stage, and the rest."""
-        return self.stages(item) * self._stage + self._beside(item)
+        return self.stages(item, glu) * self._stage + self._beside(item, glu)
 
     @property
     def _stage(self) -> int:
         return (self.rows + self.columns) * DEPTH * ITEM + 16
 
-    def _beside(self, item: int) -> int:
+    def _beside(self, item: int, glu: bool) -> int:
         """Return the bytes beside the ring: of C's staging, and of what comes from the other blocks of a split."""
-        chunk = self.chunk(item)
-        chunks = self.columns // self.split // chunk * (self.rows // (1 if self.ping else 2) // 64)
+        chunk = self.chunk(item, glu)
+        chunks = self.columns // self.split // (2 if glu else 1) // chunk * (self.rows // (1 if self.ping else 2) // 64)
         received = (self.split - 1) * self.rows * self.columns // self.split * 4
         return 8 * min(2, chunks) * 16 * chunk * item + received + 8
 

@@ -16,7 +16,7 @@ from tlhub_gemm.skinny_plan import tiles
 _ALIGNMENT = 16  # bytes, of addresses and strides in tensor maps
 _LINE = 128  # bytes that memory is read by; rows that begin elsewhere take up to twice as long
 
-FILES = (tensor_cores.FILE, "operand.cuh", "hopper.cuh", "align.cuh")
+FILES = (tensor_cores.FILE, tensor_cores.FILE.with_name("staging.cuh"), "operand.cuh", "hopper.cuh", "align.cuh")
 """The texts that the kernels are in."""
 
 
@@ -59,8 +59,8 @@ def values(problem: Problem, plans: Sequence[Plan]) -> dict[str, Expression]:
 def branches(problem: Problem, plans: Sequence[Plan]) -> tuple[Branch, ...]:
     """Return the branches: the cheapest plan on arrays as they are, where tensor maps can be made of them all, else
     storing c element by element, else on copies of the operands in scratch memory."""
-    cheapest = [" && ".join(f"cost_{i} <= cost_{j}" for j in range(i + 1, len(plans))) for i in range(len(plans))]
-    chosen = {p: " && ".join(filter(None, (_serves(p), cheap))) for p, cheap in zip(plans, cheapest, strict=True)}
+    cheapest = ([f"cost_{i} <= cost_{j}" for j in range(i + 1, len(plans))] for i in range(len(plans)))
+    chosen = {p: " && ".join([_serves(problem, p), *cheap]) for p, cheap in zip(plans, cheapest, strict=True)}
     a, b, c = (_Array.of(problem, name) for name in "abc")
     near, far = a.copied("0"), b.copied(a.missing)
     scratch = f"{a.missing} + {b.missing}"
@@ -72,9 +72,13 @@ def branches(problem: Problem, plans: Sequence[Plan]) -> tuple[Branch, ...]:
     )
 
 
-def _serves(plan: Plan) -> str:
-    """Return the condition that a call is one for *plan*: its tiles, and a step past the last of them, are ints."""
-    return f"K > {plan.least_k} && {cuda_code.SMALL} && {_clusters(plan)} * {plan.cluster} < 0x7fff0000"
+def _serves(problem: Problem, plan: Plan) -> str:
+    """Return the condition that a call is one for *plan*: its tiles, and a step past the last of them, are ints; and
+    values along N begin where a box may, at a multiple of 16 bytes."""
+    small = f"K > {plan.least_k} && {cuda_code.SMALL} && {_clusters(plan)} * {plan.cluster} < 0x7fff0000"
+    across = _glu(problem) and not problem.option["trans_b"]
+    boxes = (f"ALIGNED(N_2 * {ITEM}, {_ALIGNMENT})",) if across else ()
+    return " && ".join([small, *cuda_code.even(problem), *boxes])
 
 
 def _clusters(plan: Plan) -> str:
@@ -140,11 +144,15 @@ def _item(problem: Problem) -> int:
     return DTYPES[dict(problem.dtypes)["c"]][1] // 8
 
 
+def _glu(problem: Problem) -> bool:
+    return bool(problem.option["glu"])
+
+
 def _instance(problem: Problem, plan: Plan) -> str:
-    scheme, item = "hopper::PINGPONG" if plan.ping else "hopper::COOPERATIVE", _item(problem)
+    scheme, c = "hopper::PINGPONG" if plan.ping else "hopper::COOPERATIVE", (_item(problem), _glu(problem))
     shared = (plan.share_a, plan.share_b, plan.split)
-    numbers = (plan.rows, plan.columns, plan.stages(item), *shared, plan.band, plan.chunk(item))
-    return f"HOPPER({_name(plan)}, {plan.shared(item)}, {scheme}, {', '.join(map(str, numbers))})"
+    numbers = (plan.rows, plan.columns, plan.stages(*c), *shared, plan.band, plan.chunk(*c))
+    return f"HOPPER({_name(plan)}, {plan.shared(*c)}, {scheme}, {', '.join(map(str, numbers))})"
 
 
 def _gemm(problem: Problem, plan: Plan, a: _Array, b: _Array, c: _Array | None = None) -> Launch:
@@ -154,19 +162,20 @@ def _gemm(problem: Problem, plan: Plan, a: _Array, b: _Array, c: _Array | None =
         fit = f"(SMS / {plan.cluster})"
         clusters = f"({clusters} < {fit} ? {clusters} : {fit})"
     trans_a, trans_b = problem.option["trans_a"], problem.option["trans_b"]
-    item = _item(problem)
+    item, glu = _item(problem), _glu(problem)
+    of_a = a.map(problem, _box(not trans_a, plan.rows, plan.share_a), ITEM)
     return Launch(
         kernel=_name(plan),
         grid=(f"{clusters} * {plan.cluster}", 1, 1),
         block=(BLOCK, 1, 1),
         parameters=(
-            a.map(problem, _box(not trans_a, plan.rows, plan.share_a), ITEM),
-            b.map(problem, _box(bool(trans_b), plan.columns, plan.share_b), ITEM),
-            (c or a).map(problem, (plan.chunk(item), 16), item),
+            of_a,
+            b.map(problem, _box(bool(trans_b), plan.columns // (2 if glu else 1), plan.share_b), ITEM),
+            c.map(problem, (plan.chunk(item, glu), 16), item) if c else of_a,
             Parameter("int", int(c is None)),
             *cuda_code.parameters(problem),
         ),
-        shared=plan.shared(item),
+        shared=plan.shared(item, glu),
         cluster=(plan.cluster, 1, 1),
         programmatic=True,
     )

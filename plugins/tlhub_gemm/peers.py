@@ -89,7 +89,7 @@ def _matrices(problem: Problem, inputs: Mapping[str, Any], kinds: Sequence[str] 
     """Return op(A) and op(B) as views, without a batch of one. *kinds*: the dtypes of a, b and c that are multiplied,
     by default any three of a kind. Raises NotImplementedError for others, and for more than a product."""
     option, dtypes = problem.option, dict(problem.dtypes)
-    if option["epilogue"] != "none" or option["bias"] or option["residual"]:
+    if any(option[name] not in ("none", False) for name in ("epilogue", "glu", "bias", "residual")):
         raise NotImplementedError("a product of matrices has no epilogue")
     if tuple(dtypes[name] for name in "abc") != tuple(kinds or [dtypes["a"]] * 3):
         raise NotImplementedError(f"its operands and its result have one dtype, not {', '.join(dtypes.values())}")

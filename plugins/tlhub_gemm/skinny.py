@@ -33,6 +33,8 @@ def serves(problem: Problem, facts: DeviceFacts) -> str | None:
         return f"it needs the asynchronous copies of compute capability 8.0, and this is {facts.arch}"
     if option["trans_a"]:
         return "trans_a=True; it reads a along K"
+    if option["glu"] and not option["trans_b"]:
+        return "glu without trans_b; it reads gates and values along K"
     if option["tensor_core"] is False:
         return "tensor_core=False, and this schedule uses them"
     if option["accum"] != "float32":
@@ -65,7 +67,8 @@ def config(problem: Problem, facts: DeviceFacts) -> dict[str, str]:
 
 def best(problem: Problem, tokens: int, facts: DeviceFacts) -> Tile:
     """Return the tile for *tokens* rows. Dims that are symbolic count as middling."""
-    dim = {name: extent if isinstance(extent, int) else _MIDDLING[name] for name, extent in problem.dims}
+    extents = problem.dim
+    dim = {name: e if isinstance(e := extents[name], int) else middling for name, middling in _MIDDLING.items()}
     choose = _hopper if is_hopper(facts.arch) else _ampere
     return choose(problem, tokens, facts, dim)
 
@@ -122,8 +125,8 @@ def _shared(problem: Problem, tile: Tile, tokens: int, facts: DeviceFacts) -> in
 SKINNY = Schedule(
     name="skinny",
     kernel="gemm",
-    kernel_revision=1,
-    revision=1,
+    kernel_revision=2,
+    revision=2,
     targets=("cuda",),
     toolchain="cuda",
     program="tlhub_gemm.skinny_program:program",
@@ -131,7 +134,6 @@ SKINNY = Schedule(
     configs=configs,
     sources=(
         *(f"tlhub_gemm.{name}" for name in ("skinny", "skinny_plan", "skinny_program", "arch")),
-        "tlhub.cuda.tensor_cores",
         "tlhub/cuda/tensor_cores.cuh",
         *(f"tlhub_gemm/cuda/{name}.cuh" for name in ("operand", "skinny", "skinny_hopper")),
         *SIMT.sources,  # the CUDA cores have what is left

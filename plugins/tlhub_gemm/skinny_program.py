@@ -39,7 +39,8 @@ def kernels(problem: Problem, config: Config, arch: str) -> str:
 def branches(problem: Problem, config: Config, arch: str) -> tuple[Branch, ...]:
     """Return the branches of the kernels of *config*: few rows, and operands that 16 bytes at once can be read of."""
     fits = cuda_code.mappable if is_hopper(arch) else cuda_code.aligned
-    served = " && ".join([*([cuda_code.SMALL] if is_hopper(arch) else []), *(fits(problem, x, 16) for x in "ab")])
+    small = (cuda_code.SMALL,) if is_hopper(arch) else ()
+    served = " && ".join([*small, *cuda_code.even(problem), *(fits(problem, x, 16) for x in "ab")])
     return tuple(
         Branch((_launch(problem, tokens, tile, arch),), f"M <= {tokens} && {served}")
         for tokens, tile in tiles(config).items()
@@ -47,12 +48,12 @@ def branches(problem: Problem, config: Config, arch: str) -> tuple[Branch, ...]:
 
 
 def _launch(problem: Problem, tokens: int, tile: Tile, arch: str) -> Launch:
-    trans_b = bool(problem.option["trans_b"])
+    trans_b, rows = bool(problem.option["trans_b"]), tile.rows // (2 if problem.option["glu"] else 1)
     maps: tuple[TensorMap, ...] = ()
     if is_hopper(arch):
         maps = (
             cuda_code.tensor_map(problem, "a", (64, tokens)),
-            cuda_code.tensor_map(problem, "b", (64, tile.rows if trans_b else 64)),
+            cuda_code.tensor_map(problem, "b", (64, rows if trans_b else 64)),
         )
     return Launch(
         kernel=NAME.format(tokens),

@@ -20,6 +20,8 @@ def supports(problem: Problem, facts: DeviceFacts) -> str | None:
         return "bfloat16 inputs; tensor cores multiply them from compute capability 8.0 on"
     if option["out_dtype"] not in _OUTPUTS:
         return f"out_dtype={option['out_dtype']!r}; it writes {', '.join(_OUTPUTS)}"
+    if option["glu"]:
+        return "glu; it writes a product of all columns"
     if option["accum"] != "float32":
         return f"accum={option['accum']!r}; it adds up in 'float32'"
     if option["tensor_core"] is False:
@@ -66,8 +68,8 @@ def _shared(problem: Problem, config: dict[str, int]) -> int:
 MMA = Schedule(
     name="tilelang_mma",
     kernel="gemm",
-    kernel_revision=1,
-    revision=1,
+    kernel_revision=2,
+    revision=2,
     targets=("cuda",),
     toolchain="tilelang",
     program="tlhub_gemm.tilelang_program:program",

@@ -107,6 +107,7 @@ def _gemm(problem: Problem, bm: int, bn: int, bk: int, stages: int, threads: int
         residual: residual_type,  # type: ignore[valid-type]
         c: T.handle,
         alpha: T.float64,
+        out_scale: T.float64,
         m8: T.int32,
         n8: T.int32,
         k8: T.int32,
@@ -181,6 +182,7 @@ def _gemm(problem: Problem, bm: int, bn: int, bk: int, stages: int, threads: int
                 total[i, j] = act(total[i, j])
                 if option["residual"]:
                     total[i, j] += T.cast(Residual[z, row * bm + i, column * bn + j], "float32")
+                total[i, j] *= T.cast(out_scale, "float32")
             T.copy(total, C[z, row * bm : row * bm + bm, column * bn : column * bn + bn])
 
     return gemm

@@ -88,7 +88,7 @@ def test_what_is_in_it(build):
     assert manifest.build_digest == entry["key"] and set(manifest.provenance) == {"tlhub", "plugin", "plugin_version"}
     (metadata,) = [archive.read(n).decode() for n in archive.namelist() if n.endswith("/METADATA")]
     assert "\nRequires-Dist: tlhub-core<0.2,>=0.1.0\n" in metadata
-    assert f"| gemm, revision 1 | cpu_blocked, revision 1 | {ARCH} | 1 |" in metadata
+    assert f"| gemm, revision 2 | cpu_blocked, revision 2 | {ARCH} | 1 |" in metadata
     (tags,) = [archive.read(n).decode() for n in archive.namelist() if n.endswith("/WHEEL")]
     assert f"\nTag: {made['tag']}\n" in tags and "\nRoot-Is-Purelib: false\n" in tags
 

@@ -28,7 +28,7 @@ from tlhub.workload import Item
 pytestmark = pytest.mark.light
 
 ARCH = "cuda:sm_90a"
-FAKE = Schedule("fake", "gemm", 1, 1, ("cuda",), "cuda", "tlhub_gemm.reference:reference", symbolic=())
+FAKE = Schedule("fake", "gemm", 2, 1, ("cuda",), "cuda", "tlhub_gemm.reference:reference", symbolic=())
 OURS = [s for group in catalog.load().schedules.values() for s in group if certificates.needed(catalog.load(), s)]
 
 

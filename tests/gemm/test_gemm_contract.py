@@ -35,8 +35,20 @@ def test_every_dtype_and_option_of_the_contract_is_declared() -> None:
     assert choices["compute"] == {"ieee", "tf32", "3xtf32"}
     assert choices["tensor_core"] == {None, True, False}
     assert choices["epilogue"] == {"none", "relu", "gelu", "gelu_tanh", "silu"}
-    assert {"trans_a", "trans_b", "accum", "out_dtype", "fast_accum", "bias", "residual"} < set(choices)
-    assert [s.name for s in GEMM.scalars] == ["alpha"]
+    assert {"trans_a", "trans_b", "accum", "out_dtype", "fast_accum", "glu", "bias", "residual"} < set(choices)
+    assert [s.name for s in GEMM.scalars] == ["alpha", "out_scale"]
+
+
+def test_the_epilogue_is_the_one_of_mixed_precision() -> None:
+    """A user learns one set of names and choices."""
+    from tlhub_mixed.contracts import epilogue
+
+    ours = {o.name: o for o in GEMM.options}
+    for option in epilogue.options("float32"):
+        assert set(option.choices) <= set(ours[option.name].choices)
+    assert set(epilogue.SCALARS) < set(GEMM.scalars)
+    (half,) = (d for d in GEMM.dims if d.name == epilogue.HALF.name)
+    assert (half.default, half.when) == (epilogue.HALF.default, epilogue.HALF.when)
 
 
 @pytest.mark.parametrize(
@@ -65,6 +77,21 @@ def test_transposition_turns_the_stored_dims(trans_a: bool, trans_b: bool) -> No
     assert b.extents == ((1, 5, 6) if trans_b else (1, 6, 5))
 
 
+@pytest.mark.parametrize("out", ["float8_e4m3fn", "float8_e5m2", "int8"])
+def test_what_is_added_to_a_narrow_result_is_float32(out: str) -> None:
+    made = problem.signature(GEMM, make("float16", bias=True, residual=True, out_dtype=out))
+    assert [(t.name, t.dtype) for t in made.inputs[2:]] == [("bias", "float32"), ("residual", "float32")]
+
+
+def test_gates_and_values_make_one_column_of_c() -> None:
+    made = make("float16", (4, 10, 6), glu=True, bias=True, residual=True)
+    found = problem.signature(GEMM, made)
+    shapes = {t.name: t.extents for t in (*found.inputs, *found.outputs)}
+    assert shapes["b"] == (1, 6, 10) and shapes["bias"] == (10,)
+    assert shapes["residual"] == shapes["c"] == (1, 4, 5)
+    assert problem.generalise(made, ("M", "N", "K", "N_2")) in problem.patterns(GEMM, made)
+
+
 def test_the_epilogue_adds_inputs_of_the_results_dtype() -> None:
     made = problem.signature(GEMM, make("float16", bias=True, residual=True, out_dtype="float32"))
     assert [(t.name, t.extents, t.dtype) for t in made.inputs[2:]] == [
@@ -80,7 +107,9 @@ def test_the_epilogue_adds_inputs_of_the_results_dtype() -> None:
         ("float32", {"accum": "int32"}, "accum='int32'"),
         ("float32", {"accum": "float16"}, "accum='float16'"),
         ("float64", {"accum": "float32"}, "narrower"),
-        ("float32", {"out_dtype": "int8"}, "out_dtype='int8'"),
+        ("float32", {"out_dtype": "int32"}, "out_dtype='int32'"),
+        ("float32", {"glu": True}, "N=5 with glu=True; N counts gates and values, so it is even"),
+        ("int8", {"glu": True}, "glu with out_dtype='int32'"),
         ("float16", {"compute": "tf32"}, "compute='tf32'"),
         ("float32", {"compute": "tf32", "tensor_core": False}, "tensor_core=False"),
         ("float32", {"compute": "3xtf32", "accum": "float64"}, "compute='3xtf32'"),

@@ -24,6 +24,7 @@ from tlhub_gemm.skinny_plan import Tile
 
 H200 = DeviceFacts("cuda:sm_90a", "an H200", cores=132, shared_memory=227 * 1024)
 ALL = {"epilogue": "gelu", "bias": True, "residual": True}
+GATED = "coop-128x256-b2 ping-128x128 coop-256x128 coop-128x128-k2"
 
 
 def make(m=4096, n=4096, k=4096, dtype="float16", **options):
@@ -38,11 +39,13 @@ def plans(made, at=0):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("out", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("out", ["float16", "bfloat16", "float32", "float8_e4m3fn", "float8_e5m2", "int8"])
 def test_16_bit_floats_are_served_in_any_layout(dtype, out):
     for trans in range(4):
-        made = make(dtype=dtype, out_dtype=out, trans_a=bool(trans & 1), trans_b=bool(trans & 2), **ALL)
-        assert HOPPER.supports(made, H200) is None
+        made = make(
+            dtype=dtype, out_dtype=out, glu=bool(trans & 1), trans_a=bool(trans & 1), trans_b=bool(trans & 2), **ALL
+        )
+        assert HOPPER.supports(made, H200) is None and plans(made)
     assert HOPPER.supports(make("M", "N", "K", tensor_core=True), H200) is None
 
 
@@ -56,7 +59,7 @@ def test_16_bit_floats_are_served_in_any_layout(dtype, out):
         (make(dtype="float8_e4m3fn"), "cuda:sm_90a", "not float8_e4m3fn"),
         (make(accum="float64"), "cuda:sm_90a", "accum='float64'"),
         (make(accum="float16"), "cuda:sm_90a", "accum='float16'"),
-        (make(out_dtype="float8_e5m2"), "cuda:sm_90a", "out_dtype='float8_e5m2'"),
+        (make(out_dtype="float64"), "cuda:sm_90a", "out_dtype='float64'"),
     ],
 )
 def test_the_rest_is_left_to_others_with_the_reason(made, arch, reason):
@@ -117,16 +120,35 @@ def test_symbolic_rows_have_a_few_plans_and_kernels_for_few_rows():
     assert set(config) == {"plans"}  # those for few rows read a along K
     (config,) = HOPPER.configs(make(4096, "N"), H200)
     assert set(config) == {"plans"}
+    (config,) = HOPPER.configs(make("M", "N", "K", glu=True, trans_b=True), H200)
+    assert "skinny_64" in config and 1 < len(str(config["plans"]).split()) <= 4
 
 
-@pytest.mark.parametrize("item", [2, 4])
-def test_every_plan_has_room_for_a_ring(item):
-    tried = {
-        plan for n in (1000, 4096, 10240) for m in (128, 4096) for at in range(6) for plan in plans(make(m, n), at)
-    }
-    assert len(tried) > 8
+@pytest.mark.parametrize(("out", "item"), [("int8", 1), ("float16", 2), ("float32", 4)])
+@pytest.mark.parametrize("glu", [False, True])
+def test_every_plan_has_room_for_a_ring(out, item, glu):
+    sizes = [(m, n) for n in (1000, 4096, 10240) for m in (128, 4096)]
+    tried = {plan for m, n in sizes for at in range(6) for plan in plans(make(m, n, out_dtype=out, glu=glu), at)}
+    assert len(tried) > (3 if glu else 8)
     for plan in map(Plan.parse, sorted(tried)):
-        assert plan.stages(item) >= 3 and plan.shared(item) <= 227 * 1024
+        assert plan.stages(item, glu) >= 3 and plan.shared(item, glu) <= 227 * 1024
+        staged = plan.columns // plan.split // (2 if glu else 1)
+        assert staged % plan.chunk(item, glu) == 0 and 32 <= plan.chunk(item, glu) * item <= 128
+
+
+@pytest.mark.parametrize("trans_b", [False, True])
+@pytest.mark.parametrize("text", ["coop-128x256-b2", "ping-128x128", "coop-128x128-k2"])
+def test_gates_and_values_are_boxes_of_their_own(text, trans_b):
+    """A tile of B is as many columns of both, and one of C half as wide."""
+    made, plan = make("M", "N", "K", glu=True, trans_b=trans_b), Plan.parse(text)
+    found = hopper_program.program(made, {"plans": text}, "cuda:sm_90a")
+    _, b, c = found.branches[0].launches[0].parameters[:3]
+    depth = hopper_program.DEPTH
+    assert b.box[:2] == ((depth, plan.columns // 2 // plan.share_b) if trans_b else (64, depth // plan.share_b))
+    assert c.box[:2] == (plan.chunk(2, True), 16) and plan.columns // 2 // plan.split % c.box[0] == 0
+    assert all("N % 2 == 0" in branch.when for branch in found.branches)
+    tiles = [branch for branch in found.branches if branch.launches[-1].kernel.startswith("hopper")]
+    assert all(("ALIGNED(N_2 * 2, 16)" in branch.when) == (not trans_b) for branch in tiles)
 
 
 def test_what_certifies_it_runs_every_plan():
@@ -162,6 +184,9 @@ def test_a_plan_is_written_as_it_is_read():
         pytest.param(SCHEMES, {"trans_a": True}, marks=pytest.mark.slow),
         pytest.param(OTHERS, {"trans_b": True, **ALL, "epilogue": "silu"}, marks=pytest.mark.slow),
         pytest.param(OTHERS, {"dtype": "bfloat16", "bias": True, "epilogue": "gelu_tanh"}, marks=pytest.mark.slow),
+        pytest.param(GATED, {"glu": True, "trans_b": True, **ALL, "epilogue": "silu"}, marks=pytest.mark.slow),
+        pytest.param(GATED, {"glu": True, "out_dtype": "float8_e4m3fn", "bias": True}, marks=pytest.mark.slow),
+        pytest.param("coop-128x256 ping-128x128", {"out_dtype": "int8", **ALL}, marks=pytest.mark.slow),
     ],
 )
 def test_kernels_compile_without_spills_or_serialised_wgmma(texts, options):
@@ -171,7 +196,8 @@ def test_kernels_compile_without_spills_or_serialised_wgmma(texts, options):
         name = "hopper_" + str(plan).replace("-", "_")
         assert built.resources[f"{name}.spills"] == 0
         assert built.resources[f"{name}.registers"] == 168  # all that 384 threads have at the launch
-        assert built.resources[f"{name}.shared_memory"] == plan.shared(4 if "out_dtype" in options else 2)
+        item = {"float32": 4, "float8_e4m3fn": 1, "int8": 1}.get(options.get("out_dtype", ""), 2)
+        assert built.resources[f"{name}.shared_memory"] == plan.shared(item, bool(options.get("glu")))
 
 
 def test_wgmma_multiplies_whole_tiles_that_bulk_copies_brought():

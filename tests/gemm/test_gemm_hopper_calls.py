@@ -27,6 +27,7 @@ def arguments(m, n, k, *, batch=None, a=None, b=None, c=None, workspace=None):
         Array((*lead, m, n), **{"address": 1 << 45, "dtype": "float16", **(c or {})}),
         workspace,
         1.0,
+        1.0,
     ]
 
 

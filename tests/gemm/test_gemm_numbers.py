@@ -68,6 +68,7 @@ def layout(draw: Any, array: Array) -> Array:
     return view
 
 
+GATED: dict[str, object] = {"glu": True, "epilogue": "silu", "bias": True, "residual": True}
 OPTIONS: list[tuple[str, dict[str, object]]] = [
     *[(dtype, {}) for dtype in DTYPES],
     ("float32", {"trans_a": True, "trans_b": True}),
@@ -76,10 +77,12 @@ OPTIONS: list[tuple[str, dict[str, object]]] = [
     ("float64", {"out_dtype": "bfloat16", "epilogue": "gelu", "bias": True}),
     ("float16", {"out_dtype": "float32", "epilogue": "silu", "residual": True}),
     ("bfloat16", {"trans_a": True, "epilogue": "gelu_tanh", "bias": True}),
-    ("float8_e4m3fn", {"out_dtype": "float8_e5m2", "epilogue": "relu"}),
+    ("float8_e4m3fn", {"out_dtype": "float8_e5m2", "epilogue": "relu", "residual": True}),
     ("float8_e5m2", {"out_dtype": "float16", "trans_b": True}),
     ("int8", {"out_dtype": "int8", "epilogue": "relu", "bias": True, "residual": True}),
     ("int8", {"out_dtype": "float32", "epilogue": "silu"}),
+    ("float32", GATED),
+    ("float16", {"glu": True, "trans_b": True, "bias": True, "out_dtype": "int8"}),
 ]
 
 
@@ -91,11 +94,14 @@ OPTIONS: list[tuple[str, dict[str, object]]] = [
 def test_any_size_and_stride_is_within_the_tolerance(dtype: str, options: dict[str, object], data: Any) -> None:
     kernel = get(dtype, **options)
     extents = data.draw(dims())
+    if options.get("glu"):
+        extents |= {"N": 2 * extents["N"], "N_2": extents["N"]}
     problem = testing.numbers.bind(kernel.problem, extents)
     arrays = testing.inputs(GEMM, problem, seed=data.draw(st.integers(0, 99)))
     arrays = {name: layout(data.draw, array) for name, array in arrays.items()}
-    alpha = data.draw(st.sampled_from([1.0, 1.0, -0.37, 0.0]))
-    assert testing.check(kernel, dims=extents, arrays=arrays, scalars={"alpha": alpha}) <= 1
+    factors = {"alpha": [1.0, 1.0, -0.37, 0.0], "out_scale": [1.0, 1.0, 8.0, -0.3]}
+    scalars = {name: data.draw(st.sampled_from(values)) for name, values in factors.items()}
+    assert testing.check(kernel, dims=extents, arrays=arrays, scalars=scalars) <= 1
 
 
 @MANY
@@ -298,6 +304,20 @@ def test_a14_small_addends_are_not_lost(shape: tuple[int, int]) -> None:
 def test_a16_int8_results_saturate() -> None:
     kernel = get("int8", out_dtype="int8")
     assert kernel(np.array([[100]], np.int8), np.array([[2, -2]], np.int8)).tolist() == [[127, -128]]
+
+
+def test_a_result_is_quantised_with_a_given_scale() -> None:
+    """Rounded to nearest even and saturated; a NaN is 0."""
+    x = np.array([[0.25, 0.75, 1.25, -0.75, 100.0, -100.0, np.nan]], np.float32)
+    got = get("float32", out_dtype="int8")(np.ones((1, 1), np.float32), x, out_scale=2.0)
+    assert got.tolist() == [[0, 2, 2, -2, 127, -128, 0]]
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (40, 7)])
+def test_gates_without_their_values_are_refused(shape: tuple[int, int]) -> None:
+    shapes = ((shape[0], 4), (4, shape[1]), (shape[1],), (shape[0], shape[1] // 2 + 1))
+    with pytest.raises(ArgumentError, match="argument 'b': expected an even number of columns"):
+        get("float32", **GATED)(*(np.ones(x, np.float32) for x in shapes))
 
 
 def test_a21_bfloat16_is_rounded_not_cut() -> None:

@@ -15,6 +15,7 @@ from tlhub_gemm import peers, reference
 from tlhub_gemm.contract import GEMM
 
 Array = np.ndarray[Any, Any]
+PLAIN = {"alpha": 1.0, "out_scale": 1.0}
 
 
 def make(m: int, n: int, k: int, dtype: str = "float32", batch: int = 1, **options: object) -> Problem:
@@ -38,7 +39,7 @@ def activation(kind: str, x: float) -> float:
 def test_it_is_the_sum_over_k_and_the_epilogue(epilogue: str, trans_a: bool, trans_b: bool) -> None:
     made = make(3, 4, 5, "float64", 2, trans_a=trans_a, trans_b=trans_b, epilogue=epilogue, bias=True, residual=True)
     given = testing.inputs(GEMM, made, seed=3)
-    (c,) = reference.reference(made, given, {"alpha": 0.75})
+    (c,) = reference.reference(made, given, {"alpha": 0.75, "out_scale": 1.0})
     a, b = given["a"], given["b"]
     for z in range(2):
         for i in range(3):
@@ -50,19 +51,45 @@ def test_it_is_the_sum_over_k_and_the_epilogue(epilogue: str, trans_a: bool, tra
                 assert c[z, i, j] == pytest.approx(want, rel=1e-14, abs=1e-14)
 
 
+@pytest.mark.parametrize("epilogue", ["none", "silu"])
+def test_gates_weigh_their_values_and_the_result_is_scaled(epilogue: str) -> None:
+    made = make(2, 6, 3, "float64", 2, epilogue=epilogue, glu=True, bias=True, residual=True)
+    given = testing.inputs(GEMM, made, seed=5)
+    (c,) = reference.reference(made, given, {"alpha": 0.75, "out_scale": -2.0})
+    assert c.shape == (2, 2, 3)
+    for z in range(2):
+        for i in range(2):
+            for j in range(3):
+                gate, value = (
+                    0.75 * sum(given["a"][z, i, k] * given["b"][z, k, n] for k in range(3)) + given["bias"][n]
+                    for n in (j, j + 3)
+                )
+                want = -2 * (activation(epilogue, gate) * value + given["residual"][z, i, j])
+                assert c[z, i, j] == pytest.approx(want, rel=1e-14, abs=1e-14)
+
+
+def test_a_value_of_another_gate_fails() -> None:
+    made = make(16, 32, 64, glu=True, epilogue="silu")
+    given = testing.inputs(GEMM, made)
+    want = reference.reference(made, given, PLAIN)
+    assert ratio(made, given, want[0].astype(np.float32)) <= 1
+    turned = dict(given, b=np.roll(given["b"], 16, axis=-1))
+    assert ratio(made, given, reference.reference(made, turned, PLAIN)[0]) > 1
+
+
 def test_results_that_saturate_are_clipped_and_nan_stays() -> None:
     made = make(1, 4, 1, out_dtype="float8_e4m3fn")
     given = {"a": np.ones((1, 1, 1), np.float32), "b": np.array([[[1000.0, -np.inf, np.nan, 3.0]]], np.float32)}
-    (c,) = reference.reference(made, given, {"alpha": 1.0})
+    (c,) = reference.reference(made, given, PLAIN)
     np.testing.assert_array_equal(c, [[[448.0, -448.0, np.nan, 3.0]]])
 
 
 def test_integer_results_are_rounded_and_saturated() -> None:
     made = make(1, 4, 1, "int8", out_dtype="int8")
     given = {"a": np.array([[[100]]], np.int8), "b": np.array([[[2, -2, 1, 0]]], np.int8)}
-    assert reference.reference(made, given, {"alpha": 1.0})[0].tolist() == [[[127, -128, 100, 0]]]
+    assert reference.reference(made, given, PLAIN)[0].tolist() == [[[127, -128, 100, 0]]]
     given["b"] = np.array([[[1, 3, -1, 0]]], np.int8)
-    assert reference.reference(made, given, {"alpha": 0.005})[0].tolist() == [[[0, 2, 0, 0]]]
+    assert reference.reference(made, given, {"alpha": 0.005, "out_scale": 1.0})[0].tolist() == [[[0, 2, 0, 0]]]
 
 
 # -- the tolerance ---------------------------------------------------------------------------------
@@ -70,7 +97,7 @@ def test_integer_results_are_rounded_and_saturated() -> None:
 
 def ratio(made: Problem, given: dict[str, Array], c: Array, alpha: float = 1.0) -> float:
     """Return the largest error of *c* in units of the tolerance."""
-    scalars = {"alpha": alpha}
+    scalars = {"alpha": alpha, "out_scale": 1.0}
     want = reference.reference(made, given, scalars)
     (bound,) = reference.tolerance(made, given, scalars, want)
     return float(np.max(np.abs(c.astype(np.float64) - want[0]) / bound))
@@ -132,43 +159,44 @@ def test_a_swapped_row_fails(dtype: str) -> None:
 def test_the_bound_goes_through_the_epilogue(epilogue: str) -> None:
     made = make(16, 16, 64, epilogue=epilogue, bias=True, residual=True)
     given = testing.inputs(GEMM, made)
-    want = reference.reference(made, given, {"alpha": 1.0})
-    (bound,) = reference.tolerance(made, given, {"alpha": 1.0}, want)
+    want = reference.reference(made, given, PLAIN)
+    (bound,) = reference.tolerance(made, given, PLAIN, want)
     assert ratio(made, given, want[0].astype(np.float32)) <= 1
     # and stays of the size of what float32 can do
     assert float(bound.max()) < 1e-3
     without = dict(given, residual=np.zeros_like(given["residual"]))
-    assert ratio(made, given, reference.reference(made, without, {"alpha": 1.0})[0]) > 1
+    assert ratio(made, given, reference.reference(made, without, PLAIN)[0]) > 1
 
 
 def test_of_an_empty_sum_only_the_epilogue_may_err() -> None:
     made = make(4, 4, 0)
     given = testing.inputs(GEMM, made)
-    want = reference.reference(made, given, {"alpha": 1.0})
-    (bound,) = reference.tolerance(made, given, {"alpha": 1.0}, want)
+    want = reference.reference(made, given, PLAIN)
+    (bound,) = reference.tolerance(made, given, PLAIN, want)
     assert not want[0].any() and float(bound.max()) < 1e-44
 
 
 def test_an_exact_integer_may_not_be_off_by_one() -> None:
     made = make(4, 4, 9, "int8")
     given = testing.inputs(GEMM, made)
-    want = reference.reference(made, given, {"alpha": 1.0})
-    (bound,) = reference.tolerance(made, given, {"alpha": 1.0}, want)
+    want = reference.reference(made, given, PLAIN)
+    (bound,) = reference.tolerance(made, given, PLAIN, want)
     assert float(bound.max()) < 1
 
 
 def test_an_integer_next_to_a_half_may_fall_to_either_side() -> None:
     made = make(1, 1, 1, "int8", out_dtype="int8")
     given = {"a": np.array([[[5]]], np.int8), "b": np.array([[[1]]], np.int8)}
-    want = reference.reference(made, given, {"alpha": 0.1})
-    (bound,) = reference.tolerance(made, given, {"alpha": 0.1}, want)
+    want = reference.reference(made, given, {"alpha": 0.1, "out_scale": 1.0})
+    (bound,) = reference.tolerance(made, given, {"alpha": 0.1, "out_scale": 1.0}, want)
     assert 1 <= float(bound.max()) < 2
 
 
 def test_numpy_is_the_peer_where_it_has_blas() -> None:
     made = make(5, 6, 7, trans_a=True, trans_b=True)
     given = testing.inputs(GEMM, made)
-    run = peers.numpy_product(made, given, {"alpha": 1.0})
-    np.testing.assert_allclose(run(), reference.reference(made, given, {"alpha": 1.0})[0][0], rtol=1e-4, atol=1e-5)  # type: ignore[arg-type]
+    run = peers.numpy_product(made, given, PLAIN)
+    (want,) = reference.reference(made, given, PLAIN)
+    np.testing.assert_allclose(run(), want[0], rtol=1e-4, atol=1e-5)  # type: ignore[arg-type]
     with pytest.raises(NotImplementedError):
-        peers.numpy_product(make(5, 6, 7, "float16"), given, {"alpha": 1.0})
+        peers.numpy_product(make(5, 6, 7, "float16"), given, PLAIN)

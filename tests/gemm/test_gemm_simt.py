@@ -72,7 +72,9 @@ def test_ptx_is_made_for_whatever_device_comes():
 
 def call(driver, a, b, c, *more, alpha=1.0, **options):
     """Call the float32 product and return its only launch."""
-    said = driver.do(cuda_lab.call, build("float32", "cuda:sm_75", **options).linked, [a, b, *more, c, None, alpha])
+    said = driver.do(
+        cuda_lab.call, build("float32", "cuda:sm_75", **options).linked, [a, b, *more, c, None, alpha, 1.0]
+    )
     assert said.error is None
     return said.launch
 
@@ -121,13 +123,13 @@ def test_strides_of_dims_of_extent_one_do_not_count(driver):
 
 def test_a_kernel_gets_the_strides_of_the_operands_as_they_are_multiplied(driver):
     launch = product(driver, 64, 96, 128, batch=3, a={"strides": (0, 256, -1)}, b={"strides": (12288, 1, 96)})
-    values = [number(p, "q") for p in launch["parameters"][:-1]]
+    values = [number(p, "q") for p in launch["parameters"][:-2]]
     assert values[:4] == [3, 64, 96, 128]
     assert values[4:8] == [1 << 30, 0, 256, -1]
     assert values[8:12] == [1 << 40, 12288, 1, 96]
     assert values[12:18] == [0] * 6  # no bias, no residual
     assert values[18:] == [1 << 45, 64 * 96, 96, 1]
-    assert number(launch["parameters"][-1], "d") == 1.0
+    assert [number(p, "d") for p in launch["parameters"][-2:]] == [1.0, 1.0]
 
 
 def test_operands_of_the_epilogue_and_alpha_are_passed_on(driver):
@@ -143,12 +145,13 @@ def test_operands_of_the_epilogue_and_alpha_are_passed_on(driver):
             Array(shape, 5 << 20, "float16"),
             None,
             -0.5,
+            4.0,
         ],
     )
     assert said.error is None
     parameters = said.launch["parameters"]
     assert [number(p, "q") for p in parameters[8:18]] == [2 << 20, 42, 1, 6, 3 << 20, 2, 4 << 20, 30, 0, 1]
-    assert number(parameters[-1], "d") == -0.5
+    assert [number(p, "d") for p in parameters[-2:]] == [-0.5, 4.0]
 
 
 def test_a_product_over_nothing_is_launched_and_an_empty_one_is_not(driver):
@@ -156,9 +159,24 @@ def test_a_product_over_nothing_is_launched_and_an_empty_one_is_not(driver):
     said = driver.do(
         cuda_lab.call,
         build("float32", "cuda:sm_75", trans_b=True).linked,
-        [Array((0, 8)), Array((4, 8)), Array((0, 4)), None, 1.0],
+        [Array((0, 8)), Array((4, 8)), Array((0, 4)), None, 1.0, 1.0],
     )
     assert said.error is None and not said.launches()
+
+
+def test_values_lie_where_vectors_can_be_read_or_single_elements_are(driver):
+    """Half of 72 columns are 144 bytes; half of 68 are 136, no multiple of 16."""
+    for n, kernel in ((72, "simt_small"), (68, "simt_any")):
+        b, c = Array((64, n), 1 << 40), Array((64, n // 2), 1 << 45)
+        launch = call(driver, Array((64, 64)), b, c, glu=True)
+        assert launch["kernel"] == kernel
+        assert [number(p, "q") for p in launch["parameters"][:4]] == [1, 64, n // 2, 64]
+
+
+def test_gates_without_their_values_are_refused(driver):
+    arrays = [Array((4, 8)), Array((8, 7)), Array((4, 4)), None, 1.0, 1.0]
+    said = driver.do(cuda_lab.call, build("float32", "cuda:sm_75", glu=True).linked, arrays)
+    assert said.error and not said.launches()
 
 
 def test_types_and_options_are_written_into_the_source():
@@ -169,8 +187,9 @@ def test_types_and_options_are_written_into_the_source():
         "using A = __nv_fp8_e4m3;",
         "using B = __nv_fp8_e5m2;",
         "using C = float;",
+        "using Beside = float;",
         "using Sum = float;",
         "#define ACTIVATION GELU",
-        "TRANS_A = false, TRANS_B = false, BIAS = true, RESIDUAL = true;",
+        "TRANS_A = false, TRANS_B = false, GLU = false, BIAS = true, RESIDUAL = true;",
     ):
         assert line in source

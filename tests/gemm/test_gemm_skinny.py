@@ -49,6 +49,7 @@ def test_up_to_64_rows_are_served_from_ampere_on(dtype, facts):
         (make(dtype="float32"), H200, "float32"),
         (make(trans_a=True), H200, "trans_a"),
         (make(tensor_core=False), H200, "tensor_core=False"),
+        (make(glu=True), H200, "glu without trans_b; it reads gates and values along K"),
         (make(accum="float64"), H200, "accum='float64'"),
     ],
 )
@@ -155,6 +156,7 @@ def call(driver, m, n, k, *, batch=None, a=None, b=None, arch="cuda:sm_90a"):
             Array((*lead, m, n), 1 << 45, "float16"),
             None,
             1.0,
+            1.0,
         ],
     )
     assert said.error is None
@@ -213,7 +215,7 @@ def test_ampere_takes_its_own_kernels_without_clusters(driver):
     said = driver.do(
         cuda_lab.call,
         build("cuda:sm_80", **options).linked,
-        [*(replace(array, dtype="float16") for array in arrays), None, 1.0],
+        [*(replace(array, dtype="float16") for array in arrays), None, 1.0, 1.0],
     )
     launch = said.launch
     assert (launch["kernel"], launch["grid"], launch.get("cluster")) == ("skinny_8", [3, 1, 1], None)
@@ -240,6 +242,7 @@ def test_coordinates_that_are_no_ints_go_to_the_cuda_cores(driver, wide):
             Array((batch, k, n), 1 << 50, "float16"),
             Array((batch, m, n), 1 << 52, "float16"),
             None,
+            1.0,
             1.0,
         ],
     )

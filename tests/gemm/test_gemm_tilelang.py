@@ -55,6 +55,7 @@ def build(module, arch, dtype="float16", options=()):
         ("compute_80", "bfloat16", {"out_dtype": "float32", "epilogue": "silu"}, None),
         ("sm_90a", "float16", {"tensor_core": True}, None),
         ("sm_80", "float16", {"tensor_core": False}, "tensor_core=False"),
+        ("sm_80", "float16", {"glu": True}, "glu"),
         ("sm_80", "float32", {}, "float32 inputs; it multiplies float16 and bfloat16"),
         ("sm_80", "float16", {"accum": "float16"}, "accum='float16'; it adds up in 'float32'"),
         ("sm_80", "float16", {"out_dtype": "float8_e5m2"}, "out_dtype='float8_e5m2'"),
@@ -75,6 +76,7 @@ def test_what_tensor_cores_serve(arch, dtype, options, reason):
         ("sm_90a", "float64", {}, "float64 inputs; it has float32, float16, bfloat16"),
         ("sm_90a", "float16", {"out_dtype": "float64"}, "float64 output"),
         ("sm_90a", "float32", {"accum": "float64"}, "accum='float64'"),
+        ("sm_90a", "float32", {"glu": True}, "glu"),
     ],
 )
 def test_what_dlight_serves(arch, dtype, options, reason):
@@ -143,7 +145,7 @@ def call(driver, made, m, n, k, batch=1, alpha=1.0, a=None, c=None, **fields):
         Array(shape, (i + 1) << 40, "float16", step, **fields)
         for i, (shape, step) in enumerate(zip(shapes, strides, strict=True))
     ]
-    return driver.do(cuda_lab.call, made.linked, [*arrays, None, alpha])
+    return driver.do(cuda_lab.call, made.linked, [*arrays, None, alpha, 1.0])
 
 
 def test_the_tile_follows_the_call(driver):

@@ -48,6 +48,8 @@ def plans(made, at=0):
         ("int8", {"out_dtype": "int8"}),
         ("float32", {"compute": "tf32"}),
         ("float32", {"compute": "3xtf32", "out_dtype": "bfloat16"}),
+        ("float32", {"compute": "tf32", "out_dtype": "int8", "glu": True, **ALL}),
+        (E4M3, {"out_dtype": "int8", "glu": True, **ALL}),
     ],
 )
 def test_narrow_types_and_tf32_are_served_in_any_layout(dtype, options):

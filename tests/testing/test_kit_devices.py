@@ -45,7 +45,7 @@ def test_checking_puts_arrays_on_the_device(monkeypatch: pytest.MonkeyPatch) -> 
         problem = problem.make(kernel, (5, 7, 3), "bfloat16", {})
         arch, fault = "cuda:sm_90a", ""
 
-        def __call__(self, a: Any, b: Any, *, out: Any, alpha: float) -> None:
+        def __call__(self, a: Any, b: Any, *, out: Any, alpha: float, out_scale: float) -> None:
             calls.append(out)
             torch.matmul(a, b, out=out)
             if self.fault == "bits":
@@ -223,7 +223,7 @@ def test_arrays_made_on_the_device_are_checked_there(monkeypatch: pytest.MonkeyP
     given = {t.name: arrays.random(t, seed) for seed, t in enumerate(sign.inputs)}
     assert {(x.dtype, tuple(x.shape)) for x in given.values()} == {(torch.bfloat16, t.extents) for t in sign.inputs}
 
-    def compiled(a: Any, b: Any, *, out: Any, alpha: float) -> None:
+    def compiled(a: Any, b: Any, *, out: Any, alpha: float, out_scale: float) -> None:
         assert a is given["a"] and b is given["b"]
         torch.matmul(a, b, out=out)
         if fault == "number":
@@ -257,7 +257,7 @@ def test_a_reference_that_takes_numpys_arrays_alone_is_computed_on_the_host(monk
     monkeypatch.setattr(numbers, "fetched", bare)
     for wrong in (0, 9):
 
-        def compiled(a: Any, b: Any, *, out: Any, alpha: float, wrong: int = wrong) -> None:
+        def compiled(a: Any, b: Any, *, out: Any, alpha: float, out_scale: float, wrong: int = wrong) -> None:
             torch.matmul(a, b, out=out)
             out[0, 3, 4] += wrong
 

@@ -4,7 +4,7 @@
  */
 
 /* -- conversions: every one is exact, or rounds once to nearest even; float8 and integers saturate, and a NaN of float8
- * stays one, and is 0 in int8 -------------------------------------------------------------------------------------- */
+ * stays one, and is 0 in integers ---------------------------------------------------------------------------------- */
 
 template <class To, class From> __device__ __forceinline__ To to(From x) { return static_cast<To>(x); }
 
@@ -31,7 +31,7 @@ template <> __device__ __forceinline__ __nv_fp8_e5m2 to(float x) { return __nv_f
 template <> __device__ __forceinline__ __nv_fp8_e5m2 to(double x) { return __nv_fp8_e5m2(x); }
 #endif
 template <> __device__ __forceinline__ int to(double x) {
-  return __double2int_rn(fmin(fmax(x, -2147483648.), 2147483647.));
+  return x == x ? __double2int_rn(fmin(fmax(x, -2147483648.), 2147483647.)) : 0;
 }
 template <> __device__ __forceinline__ signed char to(double x) {
   return x == x ? __double2int_rn(fmin(fmax(x, -128.), 127.)) : 0;

@@ -14,9 +14,9 @@
  * add up their parts through each other's shared memory, always in the same order.
  *
  * Tiles of an operand lie in shared memory in rows of 128 or 64 bytes, swizzled as the tensor map has it: along K if it
- * is stored so, else along M or N; wgmma takes both. What is out of bounds arrives as zeros, and is not stored. The
- * epilogue is staged in shared memory, 16 rows of a warp at a time, and leaves as bulk tensor copies, or, where C is
- * not aligned for them, element by element.
+ * is stored so, else along M or N; wgmma takes both. What is out of bounds arrives as zeros, and is not stored. With GLU
+ * a tile of B is a half of gates and a half of the values that belong to them, so that a thread has the sums of both. The
+ * epilogue leaves through shared memory (staging.cuh).
  */
 
 namespace hopper {
@@ -43,12 +43,13 @@ struct Plan {
   static constexpr int SHARE = SHARE_A * SHARE_B, CLUSTER = SHARE * SPLIT;
   static constexpr int ROWS = SCHEME == COOPERATIVE ? BM / 2 : BM; /* of a consumer */
   static constexpr int READERS = SCHEME == COOPERATIVE ? 8 : 4;    /* warps that read a stage */
-  static constexpr int COLUMNS = BN / SPLIT;                       /* that a block finishes */
+  static constexpr int OUT = BN / HALVES;                          /* columns of C of a tile */
+  static constexpr int COLUMNS = BN / SPLIT;                       /* of sums, that a block finishes */
 
   static constexpr int CHUNK = CHUNK_; /* columns that a warp stages at once, in rows of at most 128 bytes */
-  static constexpr int CHUNK_BYTES = 16 * CHUNK * int(sizeof(C));
-  static constexpr int CHUNKS = COLUMNS / CHUNK * (ROWS / 64); /* of a warp and a tile */
-  static constexpr int BUFFERS = CHUNKS == 1 ? 1 : 2;          /* one chunk is written while another leaves */
+  static constexpr int CHUNK_BYTES = staging::Chunk<C, CHUNK>::BYTES;
+  static constexpr int CHUNKS = COLUMNS / HALVES / CHUNK * (ROWS / 64); /* of a warp and a tile */
+  static constexpr int BUFFERS = CHUNKS == 1 ? 1 : 2;                   /* one chunk is written while another leaves */
 
   static constexpr int A_BYTES = BM * BK * int(sizeof(A)), B_BYTES = BN * BK * int(sizeof(B));
   static constexpr int AT_B = STAGES * A_BYTES, AT_STAGING = AT_B + STAGES * B_BYTES;
@@ -58,7 +59,7 @@ struct Plan {
   static constexpr int BYTES = AT_BARRIERS + 8 * (2 * STAGES + 1);               /* of shared memory in all */
 
   static_assert(ROWS % 64 == 0 && COLUMNS % 16 == 0, "a consumer multiplies 64 rows and 16 columns at a time");
-  static_assert(COLUMNS % CHUNK == 0 && CHUNK * sizeof(C) <= 128, "whole chunks are staged, in rows that are swizzled");
+  static_assert(!GLU || BN % 128 == 0, "gates and values are whole boxes");
   static_assert(SHARE_A == 1 || SHARE_B == 1, "one operand is shared");
   static_assert(SPLIT == 1 || SCHEME == COOPERATIVE, "a block that splits a tile has one tile");
 };
@@ -67,6 +68,7 @@ struct Plan {
 
 template <class P> using OperandA = Operand<!TRANS_A, P::BM, P::SHARE_A>;
 template <class P> using OperandB = Operand<TRANS_B, P::BN, P::SHARE_B>;
+template <class P> using HalfOfB = Operand<TRANS_B, P::OUT, P::SHARE_B>; /* gates or values; without GLU all of it */
 
 /* The tiles of a call in the order in which they are worked on, counted in clusters, and what of them is this block's:
  * which of those that share, which part of K, from where, and how many stages a tile is. */
@@ -79,7 +81,7 @@ template <class P> struct Tiles {
     share = P::SPLIT > 1 ? rank % P::SHARE : rank;
     split = P::SPLIT > 1 ? rank / P::SHARE : 0;
     down = (int(call.m) + P::BM * P::SHARE_B - 1) / (P::BM * P::SHARE_B);
-    across = (int(call.n) + P::BN * P::SHARE_A - 1) / (P::BN * P::SHARE_A);
+    across = (int(call.n) + P::OUT * P::SHARE_A - 1) / (P::OUT * P::SHARE_A);
     count = down * across * int(call.batch);
     first = blockIdx.x / P::CLUSTER;
     step = gridDim.x / P::CLUSTER;
@@ -97,7 +99,7 @@ template <class P> struct Tiles {
     i -= band * P::BAND * across;
     n = i / height, m = top + i % height;
     m = (m * P::SHARE_B + (P::SHARE_B > 1 ? share : 0)) * P::BM;
-    n = (n * P::SHARE_A + (P::SHARE_A > 1 ? share : 0)) * P::BN;
+    n = (n * P::SHARE_A + (P::SHARE_A > 1 ? share : 0)) * P::OUT;
   }
 };
 
@@ -119,7 +121,7 @@ template <class P> struct Shared {
 
 template <class P>
 __device__ __forceinline__ void produce(
-    const TensorMap &map_a, const TensorMap &map_b, const Tiles<P> &tiles, Shared<P> shared) {
+    const TensorMap &map_a, const TensorMap &map_b, const Tiles<P> &tiles, Shared<P> shared, int columns) {
   Ring<P::STAGES> ring;
   int blocks = ((1 << P::SHARE) - 1) << tiles.split * P::SHARE;
   for (int i = tiles.first; i < tiles.count; i += tiles.step) {
@@ -130,7 +132,11 @@ __device__ __forceinline__ void produce(
       barrier_wait(shared.empty(ring.stage), ring.phase ^ 1);
       barrier_expect(full, P::A_BYTES + P::B_BYTES);
       OperandA<P>::load(shared.a(ring.stage), map_a, full, m, k, batch, P::SHARE_A > 1 ? tiles.share : 0, blocks);
-      OperandB<P>::load(shared.b(ring.stage), map_b, full, n, k, batch, P::SHARE_B > 1 ? tiles.share : 0, blocks);
+#pragma unroll
+      for (int half = 0; half < HALVES; ++half) {
+        HalfOfB<P>::load(shared.b(ring.stage) + half * (P::B_BYTES / HALVES), map_b, full, n + half * columns, k, batch,
+                         P::SHARE_B > 1 ? tiles.share : 0, blocks);
+      }
       ring.next();
     }
   }
@@ -199,11 +205,12 @@ __device__ __forceinline__ void multiply(
   release<P>(shared, last, tiles.split, lane);
 }
 
-/* Add up what the blocks that split a tile have, each block its own columns: it sends what it has of the others'. */
+/* Add up what the blocks that split a tile have, each block its own columns: it sends what it has of the others'. With GLU
+ * those are as many of the gates as of the values. */
 template <class P>
 __device__ __forceinline__ void add_up(
     Finished<P> &total, const Accumulator<P> &sum, Shared<P> shared, const Tiles<P> &tiles) {
-  constexpr int PIECES = P::ROWS / 64, QUADS = P::COLUMNS / 8;
+  constexpr int PIECES = P::ROWS / 64, QUADS = P::COLUMNS / 8, SIDE = QUADS / HALVES;
   auto slot = [&](int other, int piece, int quad) { /* four floats of each thread */
     return shared.base + P::AT_RECEIVED + (((other * PIECES + piece) * QUADS + quad) * 2 * GROUP + threadIdx.x) * 16;
   };
@@ -217,7 +224,7 @@ __device__ __forceinline__ void add_up(
     for (int piece = 0; piece < PIECES; ++piece) {
 #pragma unroll
       for (int quad = 0; quad < QUADS; ++quad) {
-        const float *mine = &sum[piece][4 * (part * QUADS + quad)];
+        const float *mine = &sum[piece][4 * (quad / SIDE * (P::OUT / 8) + part * SIDE + quad % SIDE)];
         if (part != tiles.split) {
           send(to + slot(0, piece, quad) - slot(0, 0, 0), barrier, mine);
         } else {
@@ -255,58 +262,56 @@ __device__ __forceinline__ uint32_t pack(C low, C high) {
   return packed;
 }
 
-/* Write a warp's 16 rows of a chunk to shared memory, row by row, swizzled by the width of a row. */
-template <class P>
+/* Finish a warp's 16 rows of a chunk, and stage them; the sums of values are VALUES behind those of their gates. Bias and
+ * residual are loaded for STEP sums at once: for more there are no registers, and fewer would be waited for more often. */
+template <int CHUNK, int VALUES>
 __device__ __forceinline__ void stage_chunk(
-    uint32_t to, const float *sum, const Call &call, Real alpha, int batch, int m, int n, int lane) {
-  constexpr int WIDTH = P::CHUNK * int(sizeof(C)), SWIZZLE = WIDTH - 16;
-  auto place = [&](int row, int column) {
-    int at = row * WIDTH + column * int(sizeof(C));
-    return to + (at ^ (at >> 3 & SWIZZLE));
-  };
+    uint32_t to, const float *sum, const Call &call, Factors factors, int batch, int m, int n, int lane) {
+  using Chunk = staging::Chunk<C, CHUNK>;
+  constexpr int MOST = 64 / int(sizeof(Beside)) / HALVES, STEP = CHUNK / 2 < MOST ? CHUNK / 2 : MOST;
   /* This lane's first element of the chunk, and how many rows and columns there are from it on. */
   int row = m + lane / 4, column = n + lane % 4 * 2, rows = int(call.m) - row, columns = int(call.n) - column;
-  const C *bias = BIAS ? call.bias + column * call.of_bias : nullptr;
-  const C *residual = RESIDUAL ? call.residual + call.of_residual.at(batch, row, column) : nullptr;
-  auto element = [&](int i) { /* of the accumulator */
-    int down = (i & 2) * 4, right = i / 4 * 8 + (i & 1);
-    return epilogue(
-        sum[i], alpha, [&] { return right < columns ? bias[right * anew(call.of_bias)] : C(0.f); },
-        [&] {
-          index_t at = down * anew(call.of_residual.row) + right * anew(call.of_residual.column);
-          return down < rows && right < columns ? residual[at] : C(0.f);
-        });
-  };
+  const Beside *bias = BIAS ? call.bias + column * call.of_bias : nullptr;
+  const Beside *residual = RESIDUAL ? call.residual + call.of_residual.at(batch, row, column) : nullptr;
 #pragma unroll
-  for (int i = 0; i < P::CHUNK / 2; i += 8) {
-    if constexpr (BIAS || RESIDUAL) __syncwarp(); /* or loads for all columns would start here, and take registers */
-    if constexpr (sizeof(C) == 2) {
-      uint32_t packed[4];
+  for (int first = 0; first < CHUNK / 2; first += STEP) {
+    Beside biases[HALVES][STEP / 2] = {}, residuals[STEP] = {};
+    if constexpr (BIAS || RESIDUAL) __syncwarp(); /* or the loads of all steps would start here */
 #pragma unroll
-      for (int j = 0; j < 4; ++j) packed[j] = pack(element(i + 2 * j), element(i + 2 * j + 1));
-      store_matrix(place(lane % 16, 2 * i + lane / 16 * 8), packed);
-    } else {
+    for (int i = 0; i < STEP; ++i) { /* of the accumulator */
+      int down = (i & 2) * 4, right = (first + i) / 4 * 8 + (i & 1);
+      if constexpr (RESIDUAL) {
+        index_t at = down * anew(call.of_residual.row) + right * anew(call.of_residual.column);
+        residuals[i] = down < rows && right < columns ? residual[at] : Beside(0.f);
+      }
 #pragma unroll
-      for (int j = 0; j < 8; j += 2) {
-        asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(
-                         place(lane / 4 + (j & 2) * 4, 2 * i + j / 4 * 8 + lane % 4 * 2)),
-                     "r"(__float_as_uint(element(i + j))), "r"(__float_as_uint(element(i + j + 1)))
-                     : "memory");
+      for (int half = 0; half < HALVES; ++half) {
+        if (!BIAS || down > 0) continue;
+        index_t at = (half ? right + anew(call.n) : right) * anew(call.of_bias);
+        biases[half][i / 4 * 2 + (i & 1)] = right < columns ? bias[at] : Beside(0.f);
       }
     }
-  }
-}
-
-/* Write a staged chunk to C element by element. */
-template <class P>
-__device__ __forceinline__ void write_chunk(uint32_t from, const Call &call, int batch, int m, int n, int lane) {
-  constexpr int WIDTH = P::CHUNK * int(sizeof(C)), SWIZZLE = WIDTH - 16;
-#pragma unroll 1
-  for (int i = lane; i < 16 * P::CHUNK; i += 32) {
-    int row = i / P::CHUNK, column = i % P::CHUNK, at = i * int(sizeof(C));
-    if (m + row < call.m && n + column < call.n) {
-      call.c[call.of_c.at(batch, m + row, n + column)] =
-          *reinterpret_cast<const C *>(__cvta_shared_to_generic(from + (at ^ (at >> 3 & SWIZZLE))));
+    auto element = [&](int i) {
+      const float *at = sum + first + i;
+      return epilogue(
+          at[0], at[GLU ? VALUES : 0], factors, [&](int half) { return biases[half][i / 4 * 2 + (i & 1)]; },
+          [&] { return residuals[i]; });
+    };
+#pragma unroll
+    for (int i = 0; i < STEP; i += 8) {
+      int left = 2 * (first + i); /* of 16 columns */
+      if constexpr (sizeof(C) == 2) {
+        uint32_t packed[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) packed[j] = pack(element(i + 2 * j), element(i + 2 * j + 1));
+        store_matrix(to + Chunk::place(lane % 16, left + lane / 16 * 8), packed);
+      } else {
+#pragma unroll
+        for (int j = 0; j < 8; j += 2) {
+          Chunk::put(
+              to, lane / 4 + (j & 2) * 4, left + j / 4 * 8 + lane % 4 * 2, element(i + j), element(i + j + 1));
+        }
+      }
     }
   }
 }
@@ -316,34 +321,13 @@ template <class P>
 __device__ __forceinline__ void finish(
     const Finished<P> &sum, const TensorMap &map_c, const Call &call, bool direct, uint32_t staging, int batch, int m,
     int n) {
-  int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-  Real alpha = scale(call.alpha);
-#pragma unroll
-  for (int piece = 0; piece < P::ROWS / 64; ++piece) {
-    int row = m + piece * 64 + warp * 16;
-#pragma unroll
-    for (int column = 0; column < P::COLUMNS; column += P::CHUNK) {
-      int number = piece * (P::COLUMNS / P::CHUNK) + column / P::CHUNK;
-      uint32_t chunk = staging + number % P::BUFFERS * P::CHUNK_BYTES;
-      if (lane == 0) { /* until the buffer is free: of an odd number of chunks the last is in the first buffer, too */
-        if (number == 0 && P::CHUNKS % 2) {
-          store_wait<0>();
-        } else {
-          store_wait<P::BUFFERS - 1>();
-        }
-      }
-      __syncwarp();
-      stage_chunk<P>(chunk, &sum[piece][column / 2], call, alpha, batch, row, n + column, lane);
-      if (direct) {
-        __syncwarp();
-        write_chunk<P>(chunk, call, batch, row, n + column, lane);
-      } else {
-        fence_copies();
-        __syncwarp();
-        if (lane == 0) store_box(map_c, chunk, n + column, row, batch);
-      }
-    }
-  }
+  int lane = threadIdx.x % 32, first = m + threadIdx.x / 32 % 4 * 16;
+  Factors factors(call.alpha, call.out_scale);
+  staging::store<C, P::ROWS / 64, P::COLUMNS / HALVES, P::CHUNK>(
+      call, map_c, direct, staging, batch, first, n, [&](uint32_t chunk, int piece, int column) {
+        const float *from = &sum[piece][column / 2];
+        stage_chunk<P::CHUNK, P::COLUMNS / 4>(chunk, from, call, factors, batch, first + 64 * piece, n + column, lane);
+      });
 }
 
 template <class P>
@@ -368,7 +352,7 @@ __device__ __forceinline__ void consume(
     if constexpr (P::SPLIT > 1) {
       Finished<P> total;
       add_up<P>(total, sum, shared, tiles);
-      finish<P>(total, map_c, call, direct, staging, batch, m + top, n + tiles.split * P::COLUMNS);
+      finish<P>(total, map_c, call, direct, staging, batch, m + top, n + tiles.split * (P::COLUMNS / HALVES));
     } else {
       finish<P>(sum, map_c, call, direct, staging, batch, m + top, n);
     }
@@ -404,7 +388,7 @@ __device__ __forceinline__ void gemm(
   int group = __shfl_sync(0xffffffff, threadIdx.x / GROUP, 0);
   if (group == 2) {
     give_registers<PRODUCER_REGISTERS>();
-    if (threadIdx.x == 2 * GROUP) produce<P>(map_a, map_b, tiles, shared);
+    if (threadIdx.x == 2 * GROUP) produce<P>(map_a, map_b, tiles, shared, int(call.n));
     __syncwarp();
   } else {
     take_registers<CONSUMER_REGISTERS>();

@@ -20,27 +20,30 @@ template <class T, int N> struct alignas(sizeof(T) * N) Vector {
   T at[N];
 };
 
-/* The part of an operand's tile that a thread brings from global to shared memory. */
-template <class T, int TILE, int VECTOR, int THREADS> struct Loader {
+/* The part of an operand's tile that a thread brings from global to shared memory. With two PARTS the tile is as many rows
+ * of gates and of values, which are `all` rows apart. */
+template <class T, int TILE, int VECTOR, int THREADS, int PARTS = 1> struct Loader {
   static constexpr int COUNT = TILE * DEPTH / VECTOR, EACH = (COUNT + THREADS - 1) / THREADS;
   static constexpr int PITCH = TILE + 16 / sizeof(Sum); /* of shared memory: columns of a tile start in other banks */
 
   bool deep;       /* vectors run along K, else along the rows */
   int row, depth;  /* of the thread's first vector in the tile */
-  int rows;        /* of the tile that are in bounds */
+  int rows;        /* of the tile, or of a part of it, that are in bounds */
   const T *from;   /* the thread's first vector in the next tile */
   index_t apart;   /* elements from one of the thread's vectors to its next */
   index_t advance; /* and from one tile to the next */
+  index_t jump;    /* what lies between the parts of the tile */
   Vector<T, VECTOR> held[EACH];
 
   __device__ __forceinline__ Loader(const T *data, Strides s, index_t first, index_t all, bool deep_) : deep(deep_) {
     index_t stride = VECTOR > 1 && !deep ? 1 : s.row, along = VECTOR > 1 && deep ? 1 : s.column;
     row = deep ? threadIdx.x / (DEPTH / VECTOR) : threadIdx.x % (TILE / VECTOR) * VECTOR;
     depth = deep ? threadIdx.x % (DEPTH / VECTOR) * VECTOR : threadIdx.x / (TILE / VECTOR);
-    rows = all - first < TILE ? all - first : TILE;
+    rows = all - first < TILE / PARTS ? all - first : TILE / PARTS;
     from = data + (first + row) * stride + depth * along;
     apart = deep ? THREADS / (DEPTH / VECTOR) * stride : THREADS / (TILE / VECTOR) * along;
     advance = DEPTH * along;
+    jump = (all - TILE / PARTS) * stride;
   }
 
   __device__ __forceinline__ int row_of(int i) const { return deep ? row + i * (THREADS / (DEPTH / VECTOR)) : row; }
@@ -54,15 +57,17 @@ template <class T, int TILE, int VECTOR, int THREADS> struct Loader {
 #pragma unroll
     for (int i = 0; i < EACH; ++i) {
       held[i] = {};
-      int row_room = rows - row_of(i), depth_room = columns - depth_of(i);
+      bool second = PARTS > 1 && row_of(i) >= TILE / PARTS;
+      int row_room = rows - row_of(i) + (second ? TILE / PARTS : 0), depth_room = columns - depth_of(i);
       if (row_room <= 0 || depth_room <= 0) continue;
       int room = deep ? depth_room : row_room;
+      const T *at = from + i * apart + (second ? jump : 0);
       if (room >= VECTOR) {
-        held[i] = *reinterpret_cast<const Vector<T, VECTOR> *>(from + i * apart);
+        held[i] = *reinterpret_cast<const Vector<T, VECTOR> *>(at);
       } else {
 #pragma unroll
         for (int j = 0; j < VECTOR - 1; ++j) {
-          if (j < room) held[i].at[j] = from[i * apart + j];
+          if (j < room) held[i].at[j] = at[j];
         }
       }
     }
@@ -89,9 +94,9 @@ template <int TILE_M, int TILE_N, int SIDE_M, int SIDE_N, bool WIDE>
 __device__ __forceinline__ void multiply(const Call &call) {
   constexpr int PIECE = 16 / sizeof(Sum), LANES_M = TILE_M / SIDE_M, LANES_N = TILE_N / SIDE_N;
   constexpr int STEP_M = LANES_M * PIECE, STEP_N = LANES_N * PIECE; /* from a thread's piece to its next */
-  constexpr int THREADS = LANES_M * LANES_N;
+  constexpr int THREADS = LANES_M * LANES_N, OUT = TILE_N / HALVES; /* columns of C */
   using LoadA = Loader<A, TILE_M, WIDE ? WIDEST<A> : 1, THREADS>;
-  using LoadB = Loader<B, TILE_N, WIDE ? WIDEST<B> : 1, THREADS>;
+  using LoadB = Loader<B, TILE_N, WIDE ? WIDEST<B> : 1, THREADS, HALVES>;
   constexpr int PITCH_A = LoadA::PITCH, PITCH_B = LoadB::PITCH;
   static_assert(LANES_M * PITCH_B <= 2 * DEPTH * (PITCH_A + PITCH_B), "the buffers hold a row of C a thread");
   __shared__ alignas(16) Sum memory[2 * DEPTH * (PITCH_A + PITCH_B)];
@@ -104,9 +109,9 @@ __device__ __forceinline__ void multiply(const Call &call) {
   int own_row = warp / (LANES_N / 8) * 4 + lane / 8;
   int m0 = own_row * PIECE, n0 = (warp % (LANES_N / 8) * 8 + lane % 8) * PIECE;
 
-  unsigned across = (call.n + TILE_N - 1) / TILE_N, down = (call.m + TILE_M - 1) / TILE_M; /* tiles of C */
+  unsigned across = (call.n + OUT - 1) / OUT, down = (call.m + TILE_M - 1) / TILE_M; /* tiles of C */
   unsigned batch = blockIdx.x / across / down;
-  index_t first_m = blockIdx.x / across % down * index_t(TILE_M), first_n = blockIdx.x % across * index_t(TILE_N);
+  index_t first_m = blockIdx.x / across % down * index_t(TILE_M), first_n = blockIdx.x % across * index_t(OUT);
 
   LoadA load_a(call.a + batch * call.of_a.batch, call.of_a, first_m, call.m, WIDE ? !TRANS_A : call.of_a.column == 1);
   LoadB load_b(call.b + batch * call.of_b.batch, call.of_b, first_n, call.n, WIDE ? TRANS_B : call.of_b.column == 1);
@@ -142,7 +147,7 @@ __device__ __forceinline__ void multiply(const Call &call) {
     }
   }
 
-  Real alpha = scale(call.alpha);
+  Factors factors(call.alpha, call.out_scale);
   /* One row of each thread at a time goes through shared memory, so that C is written along its rows. */
 #pragma unroll 1
   for (int slab = 0; slab < SIDE_M; ++slab) {
@@ -156,10 +161,12 @@ __device__ __forceinline__ void multiply(const Call &call) {
     }
     __syncthreads();
 #pragma unroll 1
-    for (int e = threadIdx.x; e < LANES_M * TILE_N; e += THREADS) {
-      int row = e / TILE_N, column = e % TILE_N;
+    for (int e = threadIdx.x; e < LANES_M * OUT; e += THREADS) {
+      int row = e / OUT, column = e % OUT;
       index_t m = first_m + row * PIECE + slab / PIECE * STEP_M + slab % PIECE, n = first_n + column;
-      if (m < call.m && n < call.n) call.finish(batch, m, n, rows[row][column], alpha);
+      if (m < call.m && n < call.n) {
+        call.finish(batch, m, n, rows[row][column], rows[row][TILE_N - OUT + column], factors);
+      }
     }
   }
 }

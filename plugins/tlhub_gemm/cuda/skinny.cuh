@@ -18,17 +18,19 @@ using namespace tensor_cores;
 
 /* -- one block's share of the work ------------------------------------------------------------- */
 
-/* Where a block works: first come the parts of K, a cluster, then columns, then batches. */
+/* Where a block works: first come the parts of K, a cluster, then columns, then batches. With GLU a half of its rows is
+ * gates, and the other the values that belong to them. */
 template <int ROWS, int SPLIT, int DEPTH> struct Share {
+  static constexpr int OUT = ROWS / HALVES; /* columns of C */
   int part;             /* of K */
   index_t batch, first; /* the first of its columns of C */
   int begin, count;     /* its tiles along K */
 
   __device__ __forceinline__ explicit Share(const Call &call) {
-    unsigned across = (call.n + ROWS - 1) / ROWS, cluster = blockIdx.x / SPLIT;
+    unsigned across = (call.n + OUT - 1) / OUT, cluster = blockIdx.x / SPLIT;
     part = blockIdx.x % SPLIT;
     batch = cluster / across;
-    first = cluster % across * index_t(ROWS);
+    first = cluster % across * index_t(OUT);
     index_t tiles = (call.k + DEPTH - 1) / DEPTH;
     begin = tiles * part / SPLIT;
     count = tiles * (part + 1) / SPLIT - begin;
@@ -70,22 +72,27 @@ template <int TOKENS, int ROWS> constexpr int SUMS = TOKENS * PITCH<ROWS> * int(
  * PARTS times TOKENS rows of ROWS floats, a row PITCH<ROWS> behind the one before. */
 template <int TOKENS, int ROWS, int SPLIT, int PARTS, class S>
 __device__ __forceinline__ void finish(const Call &call, const float *sums, const S &share) {
-  constexpr int QUADS = ROWS / 4;
+  constexpr int QUADS = S::OUT / 4;
   cluster_sync<SPLIT>();
-  Real alpha = scale(call.alpha);
+  Factors factors(call.alpha, call.out_scale);
   for (int i = share.part * blockDim.x + threadIdx.x; i < call.m * QUADS; i += SPLIT * blockDim.x) {
     int m = i / QUADS, n = i % QUADS * 4;
-    float4 total = {};
+    float total[HALVES][4] = {};
 #pragma unroll
-    for (int j = 0; j < SPLIT * PARTS; ++j) {
-      const float *at = sums + (j % PARTS * TOKENS + m) * PITCH<ROWS> + n;
-      float4 part = read_from<SPLIT>(at, j / PARTS);
-      total.x += part.x, total.y += part.y, total.z += part.z, total.w += part.w;
+    for (int half = 0; half < HALVES; ++half) {
+#pragma unroll
+      for (int j = 0; j < SPLIT * PARTS; ++j) {
+        const float *at = sums + (j % PARTS * TOKENS + m) * PITCH<ROWS> + half * S::OUT + n;
+        float4 part = read_from<SPLIT>(at, j / PARTS);
+        float *all = total[half];
+        all[0] += part.x, all[1] += part.y, all[2] += part.z, all[3] += part.w;
+      }
     }
-    const float each[4] = {total.x, total.y, total.z, total.w};
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      if (share.first + n + j < call.n) call.finish(share.batch, m, share.first + n + j, each[j], alpha);
+      if (share.first + n + j < call.n) {
+        call.finish(share.batch, m, share.first + n + j, total[0][j], total[HALVES - 1][j], factors);
+      }
     }
   }
   if constexpr (SPLIT > 1) cluster_sync<SPLIT>(); /* others may still read this block's sums */
@@ -134,6 +141,7 @@ __device__ __forceinline__ void multiply_few(const Call &call) {
   constexpr int PITCH_B = INNER + 8, PITCH_A = DEPTH + 8, STAGE = OUTER * PITCH_B + TOKENS * PITCH_A;
   static_assert(SHARED >= STAGES * STAGE * int(sizeof(A)) && SHARED >= WARPS_K * SUMS<TOKENS, ROWS>,
                 "Tile.shared has another layout");
+  static_assert(!GLU || TRANS_B, "gates and values are rows along K");
   static_assert(ROWS == 16 * WARPS_N * TILES && DEPTH % (16 * WARPS_K) == 0, "warps share a tile evenly");
   extern __shared__ __align__(1024) unsigned char memory[];
   A *ring = reinterpret_cast<A *>(memory);
@@ -149,13 +157,16 @@ __device__ __forceinline__ void multiply_few(const Call &call) {
     if (tile < share.count) {
       A *to = ring + tile % STAGES * STAGE;
       index_t k = index_t(share.begin + tile) * DEPTH;
-      int columns = min(call.n - share.first, index_t(ROWS)), depth = min(call.k - k, index_t(DEPTH)); /* in bounds */
+      int columns = min(call.n - share.first, index_t(share.OUT)), depth = min(call.k - k, index_t(DEPTH)); /* in bounds */
       int outers = TRANS_B ? columns : depth, inners = TRANS_B ? depth : columns;
       const A *from = TRANS_B ? b + share.first * stride_b + k : b + k * stride_b + share.first;
 #pragma unroll
       for (int c = threadIdx.x; c < OUTER * INNER / 8; c += THREADS) {
-        int outer = c / (INNER / 8), inner = c % (INNER / 8) * 8, valid = outer < outers ? inners - inner : 0;
-        copy_async(to + outer * PITCH_B + inner, valid > 0 ? from + outer * stride_b + inner : from, valid);
+        int outer = c / (INNER / 8), inner = c % (INNER / 8) * 8;
+        bool value = GLU && outer >= share.OUT;
+        int row = value ? outer - share.OUT : outer, valid = row < outers ? inners - inner : 0;
+        const A *at = from + (value ? row + call.n : row) * stride_b + inner;
+        copy_async(to + outer * PITCH_B + inner, valid > 0 ? at : from, valid);
       }
       to += OUTER * PITCH_B;
 #pragma unroll

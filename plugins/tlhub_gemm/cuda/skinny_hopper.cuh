@@ -10,9 +10,11 @@ namespace skinny {
 template <int SHARED, int TOKENS, int ROWS, int SPLIT, int STAGES>
 __device__ __forceinline__ void multiply_few(const TensorMap &map_a, const TensorMap &map_b, const Call &call) {
   using Weights = Operand<TRANS_B, ROWS, 1>;
+  using Half = Operand<TRANS_B, ROWS / HALVES, 1>; /* gates or values; without GLU all of them */
   using Tokens = Operand<true, TOKENS, 1>;
   using Product = FromShared<TOKENS, !TRANS_B, false>;
   constexpr int ROW = BK * int(sizeof(A)), GROUPS = ROWS / 64, BYTES = (ROWS + TOKENS) * ROW; /* of a stage */
+  static_assert(!GLU || TRANS_B, "gates and values are rows along K");
   static_assert(SHARED >= STAGES * (BYTES + 16) && SHARED >= SUMS<TOKENS, ROWS>, "Tile.shared has another layout");
   extern __shared__ __align__(1024) unsigned char memory[];
   float *sums = reinterpret_cast<float *>(memory); /* [TOKENS][PITCH<ROWS>], once the ring is done */
@@ -40,7 +42,11 @@ __device__ __forceinline__ void multiply_few(const TensorMap &map_a, const Tenso
         uint32_t to = ring + now.stage * BYTES, k = (share.begin + tile) * BK;
         barrier_wait(empty(now.stage), now.phase ^ 1);
         barrier_expect(full(now.stage), BYTES);
-        Weights::load(to, map_b, full(now.stage), share.first, k, share.batch, 0, 0);
+#pragma unroll
+        for (int half = 0; half < HALVES; ++half) {
+          Half::load(to + half * (ROWS / HALVES * ROW), map_b, full(now.stage), share.first + half * call.n, k,
+                     share.batch, 0, 0);
+        }
         Tokens::load(to + ROWS * ROW, map_a, full(now.stage), 0, k, share.batch, 0, 0);
       }
     }

@@ -95,7 +95,7 @@ def parameters(problem: Problem) -> tuple[Parameter, ...]:
 
     sizes = [Parameter("int", name) for name in (*extents(problem, "c"), "K")]
     others = [p for name in ("residual", "c") for p in array(name, strides(problem, name))]
-    factors = ("alpha", "1") if batched(problem) else ("1", "out_scale")
+    factors = ("alpha" if batched(problem) else "1", "out_scale")
     return (
         *sizes,
         *scales("a_scale"),

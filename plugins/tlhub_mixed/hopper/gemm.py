@@ -14,8 +14,7 @@ _FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 _ACCUM = {**dict.fromkeys(_FLOAT8, "float32"), "int8": "int32", "float32": "float32"}
 _OUT = {
     "int8": ("int32", "int8", "float32", "float16", "bfloat16"),
-    "float32": ("float32", "float16", "bfloat16"),
-    **dict.fromkeys(_FLOAT8, ("bfloat16", "float16", "float32", *_FLOAT8)),
+    **dict.fromkeys(("float32", *_FLOAT8), ("bfloat16", "float16", "float32", *_FLOAT8, "int8")),
 }
 
 _EXTENTS = (64, 128, 512, 2048, 8192)
@@ -89,8 +88,8 @@ def _cost(p: plan.Plan, problem: Problem, case: Mapping[str, int], facts: Device
 HOPPER_MIXED = Schedule(
     name="hopper_mixed",
     kernel="gemm",
-    kernel_revision=1,
-    revision=1,
+    kernel_revision=2,
+    revision=2,
     targets=("cuda",),
     toolchain="cuda",
     program="tlhub_mixed.hopper.program:program",

@@ -86,7 +86,8 @@ Unpacked: TypeAlias = "tuple[tuple[str, tuple[Launch, ...]], ...]"
 def branches(problem: Problem, plans: Sequence[Plan], unpacked: Unpacked = ()) -> tuple[Branch, ...]:
     """Return the branches: the cheapest plan, on arrays as they are, or on copies of operands in scratch memory.
     *unpacked*: of a problem that has no b."""
-    whole = [f"N_2 % {SPAN} == 0"] if _scaled(problem) and _glu(problem) else []
+    whole = ["N % 2 == 0"] if _glu(problem) else []
+    whole += [f"N_2 % {SPAN} == 0"] if _scaled(problem) and _glu(problem) else []
     pack = (_pack(problem),)
     ways: list[tuple[str, tuple[Launch, ...]]]
     if unpacked:

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from tlhub.specs import Problem
+from tlhub.testing.data import Array
 from tlhub_mixed.contracts.epilogue import FLOAT8
 from tlhub_mixed.packing import Weights, dequantize
-from tlhub_mixed.references.epilogue import Array
 
 Call = Callable[[], Any]
 

@@ -8,9 +8,10 @@ import numpy as np
 
 from tlhub.formats import ROUNDOFF
 from tlhub.specs import Problem
+from tlhub.testing.data import Array
+from tlhub.testing.epilogue import bound, double, finish, halves
 from tlhub.testing.numbers import UNKNOWN
 from tlhub_mixed.contracts.quantize import BLOCK
-from tlhub_mixed.references.epilogue import Array, bound, double, finish, halves
 
 _EPS = ROUNDOFF["float32"]
 _STEP, _UNIT = 32, 2.0**-13

@@ -8,8 +8,9 @@ import numpy as np
 
 from tlhub.formats import ROUNDOFF
 from tlhub.specs import Problem
+from tlhub.testing.data import Array
+from tlhub.testing.epilogue import bound, double, finish
 from tlhub_mixed.contracts.weights import MIDDLE
-from tlhub_mixed.references.epilogue import Array, bound, double, finish
 
 _EPS = ROUNDOFF["float32"]
 

@@ -1,4 +1,10 @@
-"""An epilogue in float64, and how far a result may be off by it: what the references share.
+"""The epilogue of a product in float64, and how far a result may be off by it: what references share.
+
+Of a product x (..., M, N), by the options ``epilogue`` (act), ``glu``, ``bias`` and ``residual``:
+
+    y = act(x + bias)
+    y = act(x_0 + bias_0) (x_1 + bias_1)    with ``glu``, where x_0 is the first N/2 columns, and x_1 the others
+    c = (y + residual) out_scale
 
 Arrays of ml_dtypes' types are NumPy arrays too; every input converts to float64 exactly. Arrays of CuPy, which follow
 NumPy's protocols, give arrays of CuPy.
@@ -7,21 +13,17 @@ NumPy's protocols, give arrays of CuPy.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from tlhub.formats import RANGE, ROUNDOFF, SMALLEST
 from tlhub.specs import Problem
 from tlhub.testing.activations import SLOPE, activate
+from tlhub.testing.data import Array
 from tlhub.testing.numbers import UNKNOWN
-
-Array = np.ndarray[Any, Any]
 
 _EVALUATION = {"none": 0.0, "relu": 0.0, "gelu": 8.0, "gelu_tanh": 8.0, "silu": 8.0}
 """Roundoffs of x by which an evaluated activation may be off: they are x times a weight from 0 to 1."""
-
-_EPS = ROUNDOFF["float32"]
 
 
 def finish(problem: Problem, x: Array, inputs: Mapping[str, Array], scalars: Mapping[str, float]) -> Array:
@@ -30,7 +32,7 @@ def finish(problem: Problem, x: Array, inputs: Mapping[str, Array], scalars: Map
     if out not in RANGE:
         return c
     c = np.clip(c, *RANGE[out])
-    return np.nan_to_num(np.rint(c), nan=0.0) if out == "int8" else c
+    return np.nan_to_num(np.rint(c), nan=0.0) if out.startswith("int") else c
 
 
 def bound(
@@ -39,33 +41,34 @@ def bound(
     error: Array,
     inputs: Mapping[str, Array],
     scalars: Mapping[str, float],
+    accum: str = "float32",
 ) -> Array:
     """Return the largest error allowed of c, where the product *x* may be off by *error*.
 
-    Each step carries the error on by its slope, and rounds once in float32. The last rounding, to c's dtype, may lose
+    Each step carries the error on by its slope, and rounds once in *accum*. The last rounding, to c's dtype, may lose
     half a unit of c in its last place, or half of the least value; an integer may be as far off as the error pushes
     it over a half way. What is infinite is exact: it may become a number again, as 0 of relu's, or a saturated one. Of
     an infinity times what may be of either sign, or 0, the bound is UNKNOWN.
     """
-    option, out = problem.option, dict(problem.dtypes)["c"]
+    option, out, eps = problem.option, dict(problem.dtypes)["c"], ROUNDOFF[accum]
     kind, scale = str(option["epilogue"]), float(scalars["out_scale"])
     with np.errstate(all="ignore"):
         y = _biased(problem, x, inputs)
-        error = _of_numbers(error + (_EPS * abs(y) if option["bias"] else 0), y)
+        error = _of_numbers(error + (eps * abs(y) if option["bias"] else 0), y)
         gate, value = halves(problem, y)
         gate_error, value_error = halves(problem, error)
-        error = _of_numbers(SLOPE[kind] * gate_error + _EVALUATION[kind] * _EPS * abs(gate), gate)
+        error = _of_numbers(SLOPE[kind] * gate_error + _EVALUATION[kind] * eps * abs(gate), gate)
         unsure = np.zeros(gate.shape, bool, like=gate)
         if option["glu"]:
             gate = activate(kind, gate)
             unsure = _no_sign(gate, error) & np.isinf(value) | _no_sign(value, value_error) & np.isinf(gate)
-            error = abs(gate) * value_error + (abs(value) + value_error) * error + _EPS * abs(gate * value)
+            error = abs(gate) * value_error + (abs(value) + value_error) * error + eps * abs(gate * value)
         c = _result(problem, x, inputs, scalars)
         if option["residual"]:
-            error = error + _EPS * (abs(c / scale) if scale else 0 * c)
+            error = error + eps * (abs(c / scale) if scale else 0 * c)
         # out_scale is rounded too
-        error = _of_numbers(abs(scale) * error + 2 * _EPS * abs(c), c)
-        if out == "int8":
+        error = _of_numbers(abs(scale) * error + (2 * eps * abs(c) if scale != 1 else 0), c)
+        if out.startswith("int"):
             to_half = abs(abs(c - np.floor(c)) - 0.5)
             near = (to_half <= error) & (error > 0)
             found = np.where(near, np.ceil(error), np.floor(error)) + 0.25
@@ -92,16 +95,16 @@ def double(x: Array) -> Array:
     return x.astype(np.float64)
 
 
-def _biased(problem: Problem, x: Array, inputs: Mapping[str, Array]) -> Array:
-    return x + double(inputs["bias"]) if problem.option["bias"] else x
-
-
 def halves(problem: Problem, y: Array) -> tuple[Array, Array]:
     """Return the gates and the values; without ``glu`` all of *y* twice."""
     if not problem.option["glu"]:
         return y, y
-    middle = y.shape[1] // 2
-    return y[:, :middle], y[:, middle:]
+    middle = y.shape[-1] // 2
+    return y[..., :middle], y[..., middle:]
+
+
+def _biased(problem: Problem, x: Array, inputs: Mapping[str, Array]) -> Array:
+    return x + double(inputs["bias"]) if problem.option["bias"] else x
 
 
 def _result(problem: Problem, x: Array, inputs: Mapping[str, Array], scalars: Mapping[str, float]) -> Array:
