@@ -1,4 +1,4 @@
-"""Attention on a GPU beside cuDNN and FlashAttention-2 as PyTorch has them, as Markdown tables.
+"""Attention on a GPU beside PyTorch's, by cuDNN where that has it, and by FlashAttention-2, as Markdown tables.
 
     python benchmarks/attention_gpu.py [KERNEL ...] [--schedule NAME] [--rounds 5] [--runs 200] [--json FILE]
 
@@ -18,6 +18,7 @@ beside; a backward promises that with ``--deterministic`` alone.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import random
@@ -30,6 +31,8 @@ from tlhub.specs import Kernel, Problem
 from tlhub.workload import Item
 
 KERNELS = ("attention", "attention_bwd", "attention_varlen", "attention_decode")
+
+PEERS = ("torch", "torch-flash")
 
 SECONDS = 0.02
 """Of a side's round."""
@@ -73,7 +76,7 @@ def requests(kernel: str, options: argparse.Namespace) -> Iterator[Row]:
 
 def table(asked: Iterable[Row], rounds: int, runs: int) -> list[Row]:
     """Print a line for each problem, and return what was found; a problem that cannot be measured has its ``fault``."""
-    print("| problem | GPU | to cuDNN | to flash | error, to theirs | memory | bits |")
+    print("| problem | GPU | to PyTorch | to its FlashAttention-2 | error, to theirs | memory | bits |")
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
     rows = []
     for request in asked:
@@ -91,7 +94,7 @@ def line(row: Row) -> str:
     if "fault" in row:
         return f"| {row['problem']} | {row['fault']} | | | | | |"
     (ours, *_), (error, *theirs) = row["seconds"].values(), row["errors"].values()
-    ratios = [f"{row['seconds'][name] / ours:.2f}" if name in row["seconds"] else "" for name in ("cudnn", "flash")]
+    ratios = [f"{row['seconds'][name] / ours:.2f}" if name in row["seconds"] else "" for name in PEERS]
     to_theirs = f", {error / min(theirs):.2f}" if theirs else ""
     bits = f"{row['same']} of {row['runs']}" if row["repeats"] else ""
     return (
@@ -149,7 +152,7 @@ def examined(kernel: Kernel, problem: Problem, request: Row, rounds: int, runs: 
     cache = torch.cuda.get_device_properties(0).L2_cache_size
     copies = max(1, min(8, math.ceil(2 * cache / sum(x.nbytes for x in first.values()))))
     sets = [first, *(given(100 * n) for n in range(1, copies))]
-    sides = [{"tlhub": ours(inputs), **rivals(problem, inputs, scale)} for inputs in sets]
+    sides = [{"tlhub": ours(inputs), **rivals(kernel, problem, inputs, scalars)} for inputs in sets]
     calls = {name: [side[name] for side in sides] for name in sides[0]}
     taken = gpu.in_turn(calls, arrays.wait, gpu.TorchGraphs(arrays.wait), rounds, SECONDS)
     repeats = bool(problem.option.get("deterministic", True))
@@ -163,69 +166,25 @@ def examined(kernel: Kernel, problem: Problem, request: Row, rounds: int, runs: 
     }
 
 
-# -- theirs ----------------------------------------------------------------------------------------
+def rivals(kernel: Kernel, problem: Problem, given: Tensors, scalars: dict[str, float]) -> dict[str, Call]:
+    """Return the calls of those peers that compute *problem*, with results as its contract lays them out."""
+    from tlhub.bench.measure import peers_of
+    from tlhub.testing.data import function
 
-
-def rivals(problem: Problem, given: Tensors, scale: float) -> dict[str, Call]:
-    """Return by name the calls of PyTorch's that compute *problem*, with results as its contract lays them out."""
     found = {}
-    for name, begin in {"cudnn": cudnn, "flash": flash}.items():
-        try:
-            call = begin(problem, given, scale)
-            call()  # some tell only now
-        except (NotImplementedError, RuntimeError):
-            continue
-        found[name] = call
+    for name, path in peers_of(kernel, "cuda").items():
+        with contextlib.suppress(NotImplementedError):
+            found[name] = laid_out(problem, function(path)(problem, given, scalars))
     return found
 
 
-def cudnn(problem: Problem, given: Tensors, scale: float) -> Call:
-    import torch
-
-    from tlhub_attention.peers.dense import torch_gpu_backward
-
-    if problem.kernel == "attention_bwd":
-        backward = torch_gpu_backward(problem, given, scalars_of(scale))
-        return lambda: heads_last(backward())
-    q, k, v, causal = heads_first(problem, given)
-    attend = torch.ops.aten._scaled_dot_product_cudnn_attention
-    return lambda: heads_last(attend(q, k, v, None, False, 0.0, causal, False, scale=scale)[:1])
-
-
-def flash(problem: Problem, given: Tensors, scale: float) -> Call:
-    import torch
-
-    from tlhub_attention.peers.sequences import torch_gpu_varlen
-
+def laid_out(problem: Problem, call: Call) -> Call:
+    """Return *call* with its results of whole arrays as (B, S, H, D), and of sequences without the lse."""
     if problem.kernel == "attention_varlen":
-        attend: Callable[[], Any] = torch_gpu_varlen(problem, given, scalars_of(scale))
-        return lambda: attend()[:1]
-    q, k, v, causal = heads_first(problem, given)
-    forward = torch.ops.aten._scaled_dot_product_flash_attention
-    if problem.kernel != "attention_bwd":
-        return lambda: heads_last(forward(q, k, v, 0.0, causal, False, scale=scale)[:1])
-    dout, backward = given["dout"].transpose(1, 2), torch.ops.aten._scaled_dot_product_flash_attention_backward
-    *kept, seed, offset, _ = forward(q, k, v, 0.0, causal, False, scale=scale)
-    return lambda: heads_last(backward(dout, q, k, v, *kept, 0.0, causal, seed, offset, scale=scale))
-
-
-def scalars_of(scale: float) -> dict[str, float]:
-    return {"scale": scale, "window": 0, "softcap": 0.0}
-
-
-def heads_first(problem: Problem, given: Tensors) -> tuple[Any, Any, Any, bool]:
-    """Return q, k and v as PyTorch takes them, and whether to mask. Raises NotImplementedError where it cannot."""
-    queries, causal = problem.dim.get("S"), problem.option["causal"]
-    if problem.kernel == "attention_varlen" or "table" in given:
-        raise NotImplementedError("its keys lie in one array, at one length")
-    if causal and queries not in (1, problem.dim["S_kv"]):
-        raise NotImplementedError("its causal mask is aligned at the start")
-    q, k, v = (given[name].transpose(1, 2) for name in "qkv")
-    return q, k, v, bool(causal) and queries != 1
-
-
-def heads_last(results: Iterable[Any]) -> list[Any]:
-    return [x.transpose(1, 2) for x in results]
+        return lambda: call()[:1]
+    if problem.kernel == "attention_bwd":
+        return lambda: [x.transpose(1, 2) for x in call()]
+    return lambda: [call().transpose(1, 2)]
 
 
 # -- errors, memory, bits --------------------------------------------------------------------------

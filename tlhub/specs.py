@@ -112,7 +112,8 @@ class Kernel:
     tests take them, or without an *rng* a measurement, whose lengths are the longest; ``peer(problem, inputs,
     scalars) -> callable`` that runs the platform's library once. Inputs are a mapping of names to NumPy arrays, outputs
     a tuple; a reference that asks nothing but NumPy's protocols of its arrays is computed on a GPU, by CuPy, where it
-    would take long. A peer for a GPU is named after its target and the library whose arrays it takes: ``cuda:torch``.
+    would take long. A peer for a GPU is named after its target and the library whose arrays it takes, ``cuda:torch``,
+    and others of that library after what they are, ``cuda:torch-flash``.
     """
 
     name: str

@@ -11,7 +11,14 @@ from tlhub import problem, testing
 from tlhub.specs import Kernel, Problem
 from tlhub_attention.contracts.backward import ATTENTION_BWD
 from tlhub_attention.contracts.forward import ATTENTION
-from tlhub_attention.peers.dense import torch_attention, torch_backward, torch_gpu_attention, torch_gpu_backward
+from tlhub_attention.peers.dense import (
+    torch_attention,
+    torch_backward,
+    torch_gpu_attention,
+    torch_gpu_backward,
+    torch_gpu_flash,
+    torch_gpu_flash_backward,
+)
 from tlhub_attention.references import backward as backward_reference
 from tlhub_attention.references.forward import reference
 
@@ -43,18 +50,19 @@ def test_it_is_left_out_where_it_computes_something_else(options: dict[str, Any]
         torch_attention(made, testing.inputs(ATTENTION, made), testing.default_scalars(ATTENTION, made))
 
 
+@pytest.mark.parametrize("peer", [torch_gpu_attention, torch_gpu_flash])
 @pytest.mark.parametrize("causal", [False, True])
-def test_that_of_gpus_takes_tensors_as_they_are(causal: bool) -> None:
+def test_those_of_gpus_take_tensors_as_they_are(causal: bool, peer: Any) -> None:
     """PyTorch's CPU has a flash kernel too, which stands for the GPU's."""
     import torch
 
     made = make("float32", causal=causal, H_kv=4)
     arrays, scalars = testing.inputs(ATTENTION, made), testing.default_scalars(ATTENTION, made)
-    got = torch_gpu_attention(made, {name: torch.from_numpy(a) for name, a in arrays.items()}, scalars)()
+    got = peer(made, {name: torch.from_numpy(a) for name, a in arrays.items()}, scalars)()
     assert isinstance(got, torch.Tensor)
     np.testing.assert_allclose(got.transpose(1, 2).numpy(), reference(made, arrays, scalars)[0], atol=4e-3)
     with pytest.raises(NotImplementedError, match="no lse"):
-        torch_gpu_attention(make(lse=True), {}, scalars)
+        peer(make(lse=True), {}, scalars)
 
 
 # -- the backward ----------------------------------------------------------------------------------
@@ -75,21 +83,22 @@ def test_its_backward_computes_the_same(dtype: str, causal: bool) -> None:
 def test_its_backward_is_left_out_where_it_computes_something_else() -> None:
     made = make("float32", ATTENTION_BWD)
     arrays, scalars = testing.inputs(ATTENTION_BWD, made), testing.default_scalars(ATTENTION_BWD, made)
-    for peer in (torch_backward, torch_gpu_backward):
+    for peer in (torch_backward, torch_gpu_backward, torch_gpu_flash_backward):
         with pytest.raises(NotImplementedError, match="no window or softcap"):
             peer(made, arrays, {**scalars, "softcap": 1.0})
         with pytest.raises(NotImplementedError, match="aligned at the start"):
             peer(make("float32", ATTENTION_BWD, S_kv=7, causal=True), arrays, scalars)
 
 
-def test_the_backward_of_gpus_hands_cudnn_what_it_takes() -> None:
+@pytest.mark.parametrize("peer", [torch_gpu_backward, torch_gpu_flash_backward])
+def test_the_backwards_of_gpus_hand_on_what_is_taken(peer: Any) -> None:
     """PyTorch's operators on tensors without memory: they check arguments and tell shapes."""
     import torch
 
     made = make("float16", ATTENTION_BWD, causal=True)
     arrays, scalars = testing.inputs(ATTENTION_BWD, made), testing.default_scalars(ATTENTION_BWD, made)
     tensors = {name: torch.from_numpy(a).to("meta") for name, a in arrays.items()}
-    got = torch_gpu_backward(made, tensors, scalars)()
+    got = peer(made, tensors, scalars)()
     assert [(x.dtype, tuple(x.shape)) for x in got] == [
         (torch.float16, tuple(arrays[n].transpose(0, 2, 1, 3).shape)) for n in "qkv"
     ]

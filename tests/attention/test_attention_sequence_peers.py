@@ -69,14 +69,15 @@ def test_they_are_left_out_where_they_compute_something_else(
         function(kernel.peers["torch"])(made, *data(kernel, made, **scalars))
 
 
-def test_that_of_gpus_for_decoding_takes_sequences_of_one_length() -> None:
+@pytest.mark.parametrize("peer", [sequence_peers.torch_gpu_decode, sequence_peers.torch_gpu_flash_decode])
+def test_those_of_gpus_for_decoding_take_sequences_of_one_length(peer: Any) -> None:
     """PyTorch's CPU has a flash kernel too, which stands for the GPU's."""
     import torch
 
     made = make(DECODE, S=1, H_kv=4)
     arrays, scalars = data(DECODE, made)
     tensors = {name: torch.from_numpy(x) for name, x in arrays.items()}
-    got = sequence_peers.torch_gpu_decode(made, tensors, scalars)()
+    got = peer(made, tensors, scalars)()
     assert isinstance(got, torch.Tensor)
     (want,) = function(DECODE.reference)(made, arrays, scalars)
     np.testing.assert_allclose(got.transpose(1, 2).numpy(), want, atol=4e-3)
@@ -86,10 +87,10 @@ def test_that_of_gpus_for_decoding_takes_sequences_of_one_length() -> None:
         (make(DECODE), "aligned at the start"),
     ):
         with pytest.raises(NotImplementedError, match=said):
-            sequence_peers.torch_gpu_decode(other, tensors, scalars)
+            peer(other, tensors, scalars)
     tensors["lengths"][1] = 3
     with pytest.raises(NotImplementedError, match="one length"):
-        sequence_peers.torch_gpu_decode(made, tensors, scalars)
+        peer(made, tensors, scalars)
 
 
 def test_that_of_gpus_for_sequences_is_flash_attention_2(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -160,6 +160,19 @@ def test_without_a_library_of_a_gpus_nothing_is_timed(monkeypatch):
         gpu.compare(gemm, None, None, 0, {"cupy": ""}, rounds=1, seconds=1e-3, seed=0, l2=1)
 
 
+def test_peers_of_one_library_are_timed_beside_each_other(on_the_cpu):
+    import torch
+
+    gemm, problem, timed = on_the_cpu
+    peers = {"cupy": "", "torch-flash": peers_of(gemm, "cuda")["torch"], "torch": peers_of(gemm, "cuda")["torch"]}
+    found = gpu.compare(
+        gemm, problem, lambda a, b, *, out, **scalars: torch.matmul(a, b, out=out), 0, peers,
+        rounds=1, seconds=1e-3, seed=0, l2=1,
+    )  # fmt: skip
+    assert timed == ["tlhub", "torch-flash", "torch"] and list(found["left_out"]) == ["cupy"]
+    assert set(found["libraries"]) == {"torch-flash", "torch"}
+
+
 def test_peers_are_those_of_the_device():
     gemm = load().kernel("gemm")
     assert list(peers_of(gemm, "cpu")) == ["numpy"] and set(peers_of(gemm, "cuda")) == {"torch", "cupy"}

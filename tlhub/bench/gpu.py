@@ -53,8 +53,9 @@ def compare(
     from tlhub.testing.devices import pick, prepared
     from tlhub.testing.numbers import check_there
 
+    of = {name: name.partition("-")[0] for name in peers}
     try:
-        arrays = pick(f"cuda:{index}", peers)
+        arrays = pick(f"cuda:{index}", of.values())
     except ImportError as error:
         raise LeftOut(str(error)) from error
     sign, scalars = signature(kernel, problem), default_scalars(kernel, problem)
@@ -68,7 +69,7 @@ def compare(
         return {"worst": None, "fault": str(error)}
     sides, left_out = {"tlhub": [_ours(compiled, s, [arrays.empty(t) for t in sign.outputs]) for s in sets]}, {}
     for name, path in peers.items():
-        if name != arrays.name:
+        if of[name] != arrays.name:
             left_out[name] = f"the arrays are those of {arrays.name}"
             continue
         try:

@@ -61,5 +61,6 @@ ATTENTION_BWD = Kernel(
     peers={
         "torch": "tlhub_attention.peers.dense:torch_backward",
         "cuda:torch": "tlhub_attention.peers.dense:torch_gpu_backward",
+        "cuda:torch-flash": "tlhub_attention.peers.dense:torch_gpu_flash_backward",
     },
 )

@@ -86,5 +86,6 @@ DECODE = Kernel(
     peers={
         "torch": "tlhub_attention.peers.sequences:torch_decode",
         "cuda:torch": "tlhub_attention.peers.sequences:torch_gpu_decode",
+        "cuda:torch-flash": "tlhub_attention.peers.sequences:torch_gpu_flash_decode",
     },
 )

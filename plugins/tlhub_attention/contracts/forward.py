@@ -110,5 +110,6 @@ ATTENTION = Kernel(
     peers={
         "torch": "tlhub_attention.peers.dense:torch_attention",
         "cuda:torch": "tlhub_attention.peers.dense:torch_gpu_attention",
+        "cuda:torch-flash": "tlhub_attention.peers.dense:torch_gpu_flash",
     },
 )

@@ -29,16 +29,14 @@ def torch_gpu_attention(problem: Problem, inputs: Mapping[str, Any], scalars: Ma
 
     Raises NotImplementedError where PyTorch's does something else.
     """
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
     _refuse(problem, scalars)
-    call = _attention(problem, [inputs[n] for n in "qkv"], scalars)
+    return by_backend(_attention(problem, [inputs[n] for n in "qkv"], scalars), "CUDNN_ATTENTION", "FLASH_ATTENTION")
 
-    def chosen() -> object:
-        with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION], set_priority=True):
-            return call()
 
-    return chosen
+def torch_gpu_flash(problem: Problem, inputs: Mapping[str, Any], scalars: Mapping[str, float]) -> Call:
+    """Return what ``torch_gpu_attention`` does, by FlashAttention-2 even where cuDNN can. Raises as that does."""
+    _refuse(problem, scalars)
+    return by_backend(_attention(problem, [inputs[n] for n in "qkv"], scalars), "FLASH_ATTENTION")
 
 
 def torch_backward(problem: Problem, inputs: Mapping[str, Array], scalars: Mapping[str, float]) -> Call:
@@ -77,6 +75,41 @@ def torch_gpu_backward(problem: Problem, inputs: Mapping[str, Any], scalars: Map
         raise NotImplementedError(f"cuDNN: {error}") from error
     rest = (seed, offset, None, starts_q, starts_k, longest_q, longest_k, 0.0, causal)
     return lambda: backward(gradient, q, k, v, o, lse, *rest, scale=scale)
+
+
+def torch_gpu_flash_backward(problem: Problem, inputs: Mapping[str, Any], scalars: Mapping[str, float]) -> Call:
+    """Return what ``torch_gpu_backward`` does, by FlashAttention-2. Raises as that does."""
+    import torch
+
+    _refuse(problem, scalars)
+    q, k, v, gradient = (inputs[n].transpose(1, 2) for n in ("q", "k", "v", "dout"))
+    causal, scale = problem.option["causal"], scalars["scale"]
+    try:
+        *kept, seed, offset, _ = torch.ops.aten._scaled_dot_product_flash_attention(
+            q, k, v, 0.0, causal, False, scale=scale
+        )
+    except RuntimeError as error:
+        raise NotImplementedError(f"FlashAttention-2: {error}") from error
+    backward = torch.ops.aten._scaled_dot_product_flash_attention_backward
+    return lambda: backward(gradient, q, k, v, *kept, 0.0, causal, seed, offset, scale=scale)
+
+
+def by_backend(call: Call, *names: str) -> Call:
+    """Return *call*, by the first of these backends of scaled_dot_product_attention that can.
+
+    Raises NotImplementedError where none does.
+    """
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    def chosen() -> object:
+        with sdpa_kernel([getattr(SDPBackend, name) for name in names], set_priority=True):
+            return call()
+
+    try:
+        chosen()
+    except RuntimeError as error:
+        raise NotImplementedError(str(error)) from error
+    return chosen
 
 
 def refuse(problem: Problem, scalars: Mapping[str, float], lse: bool = False) -> None:

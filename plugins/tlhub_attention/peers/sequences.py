@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tlhub.specs import Problem
-from tlhub_attention.peers.dense import refuse, tensors
+from tlhub_attention.peers.dense import by_backend, refuse, tensors
 from tlhub_attention.references import decode as decode_reference
 from tlhub_attention.references import varlen as varlen_reference
 from tlhub_attention.references.rows import Array
@@ -29,28 +29,19 @@ def torch_varlen(problem: Problem, inputs: Mapping[str, Array], scalars: Mapping
 
 
 def torch_gpu_decode(problem: Problem, inputs: Mapping[str, Any], scalars: Mapping[str, float]) -> Callable[[], object]:
-    """Return a call of PyTorch's scaled_dot_product_attention on its tensors, in which every length is the longest.
+    """Return a call of PyTorch's scaled_dot_product_attention on its tensors, in which every length is the longest:
+    cuDNN's, or where that has none FlashAttention-2.
 
     Raises NotImplementedError where PyTorch's does something else.
     """
-    import torch
-    from torch.nn.attention import SDPBackend, sdpa_kernel
+    return by_backend(_decode(problem, inputs, scalars), "CUDNN_ATTENTION", "FLASH_ATTENTION")
 
-    refuse(problem, scalars)
-    if problem.option["paged"]:
-        raise NotImplementedError("it has no pages")
-    if (inputs["lengths"] != problem.dim["S_kv"]).any():
-        raise NotImplementedError("it takes sequences of one length")
-    if problem.option["causal"] and problem.dim["S"] != 1:
-        raise NotImplementedError("its causal mask is aligned at the start")
-    q, k, v = (inputs[n].transpose(1, 2) for n in "qkv")
-    grouped = problem.dim["H"] != problem.dim["H_kv"]
 
-    def call() -> object:
-        with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION], set_priority=True):
-            return torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=scalars["scale"], enable_gqa=grouped)
-
-    return call
+def torch_gpu_flash_decode(
+    problem: Problem, inputs: Mapping[str, Any], scalars: Mapping[str, float]
+) -> Callable[[], object]:
+    """Return what ``torch_gpu_decode`` does, by FlashAttention-2 even where cuDNN can. Raises as that does."""
+    return by_backend(_decode(problem, inputs, scalars), "FLASH_ATTENTION")
 
 
 def torch_gpu_varlen(problem: Problem, inputs: Mapping[str, Any], scalars: Mapping[str, float]) -> Callable[[], object]:
@@ -69,6 +60,22 @@ def torch_gpu_varlen(problem: Problem, inputs: Mapping[str, Any], scalars: Mappi
     longest, longest_kv = (int(s.diff().max()) if len(s) > 1 else 0 for s in (starts, starts_kv))
     given = (*(inputs[n] for n in "qkv"), starts, starts_kv, longest, longest_kv, 0.0, problem.option["causal"], False)
     return lambda: torch.ops.aten._flash_attention_forward(*given, scale=scalars["scale"])
+
+
+def _decode(problem: Problem, inputs: Mapping[str, Any], scalars: Mapping[str, float]) -> Callable[[], object]:
+    """Return the call on tensors of a GPU, without a choice of backends. Raises as ``torch_gpu_decode`` does."""
+    import torch
+
+    refuse(problem, scalars)
+    if problem.option["paged"]:
+        raise NotImplementedError("it has no pages")
+    if (inputs["lengths"] != problem.dim["S_kv"]).any():
+        raise NotImplementedError("it takes sequences of one length")
+    if problem.option["causal"] and problem.dim["S"] != 1:
+        raise NotImplementedError("its causal mask is aligned at the start")
+    q, k, v = (inputs[n].transpose(1, 2) for n in "qkv")
+    how = {"scale": scalars["scale"], "enable_gqa": problem.dim["H"] != problem.dim["H_kv"]}
+    return lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, **how)
 
 
 def _one_by_one(
