@@ -141,15 +141,12 @@ template <class P, bool FINISHED> struct Rows {
   /* The first row. */
   __device__ __forceinline__ int query() const { return t.query + afresh(threadIdx.x) / 32 * P::ROWS; }
 
-  /* The blocks of keys that one of the rows sees. */
-  __device__ __forceinline__ Keys blocks() const {
+  /* Whether one of the rows sees a key of a block; and whether each sees all of them. */
+  __device__ __forceinline__ bool sees_any(int block) const {
     Call mine = t.of(call);
     int first = query(), last = min(first + P::ROWS, mine.queries) - 1;
-    if (first > last) return {t.end, t.end};
-    return {mine.seen(first).begin / P::KEYS, max(t.first, (mine.seen(last).end + P::KEYS - 1) / P::KEYS)};
+    return first <= last && block * P::KEYS < mine.seen(last).end && (block + 1) * P::KEYS > mine.seen(first).begin;
   }
-
-  /* Whether each of the rows sees all keys of a block. */
   __device__ __forceinline__ bool sees_whole(int block) const {
     Call mine = t.of(call);
     int first = query(), last = min(first + P::ROWS, mine.queries) - 1;
@@ -388,21 +385,13 @@ template <class P, bool FINISHED> __device__ __forceinline__ void attend(const C
   wait_copies<0>();
   __syncthreads();
   rows.hold();
-  int block = t.end - 1;
-  auto step = [&] {
+#pragma unroll 1
+  for (int block = t.end - 1; block >= t.first; --block) {
     wait_copies<0>();
-    __syncthreads(); /* this block has arrived for all, and all have left the stage that is filled next */
+    __syncthreads(); /* of all warps: it has arrived for them, and they have left the stage that is filled next */
     if (block > t.first) load(block - 1, INT_MAX);
-  };
-#pragma unroll 1
-  for (; block >= rows.blocks().end; --block) step();
-#pragma unroll 1
-  for (; block >= rows.blocks().begin; --block) {
-    step();
-    rows.take(block, stage(block), stage(block) + P::K_BYTES);
+    if (rows.sees_any(block)) rows.take(block, stage(block), stage(block) + P::K_BYTES);
   }
-#pragma unroll 1
-  for (; block >= t.first; --block) step();
   rows.store(whole);
 }
 
