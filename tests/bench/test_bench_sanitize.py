@@ -41,6 +41,7 @@ CALLED = "echo '64x64x64 float32 at 64x64x64: error 0.1'"
         (f"{CALLED}; echo '========= ERROR SUMMARY: 12 errors'", True),
         (f"{CALLED}; echo '========= RACECHECK SUMMARY: 2 hazards displayed (1 error, 1 warning)'", True),
         (f"{CALLED}; echo '========= ERROR SUMMARY: 0 errors'; exit 1", True),  # what was called failed
+        (f"case \"$*\" in *' --cleared') {CALLED};; esac; echo '========= ERROR SUMMARY: 0 errors'", False),
         ("true", True),  # and the tool itself
         ("exec sleep 60", True),
     ],
@@ -52,5 +53,22 @@ def test_what_a_tool_reports_is_a_fault(
     tool.write_text(f"#!/bin/sh\n{said}\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    options = SimpleNamespace(store="s", operations=1e6, workload=None, seconds=0.5 if "sleep" in said else 60)
+    seconds = 0.5 if "sleep" in said else 60
+    options = SimpleNamespace(store="s", operations=1e6, workload=None, seconds=seconds, cleared=True)
     assert sanitize.sanitize("memcheck", "gemm/simt", options) is fault
+
+
+def test_scratch_memory_that_is_cleared_holds_zeros_in_each_call(sanitize: Any) -> None:
+    class Kernel:
+        arch, problem = "cpu:x86_64", "its own"
+
+        def workspace(self, *inputs: Any, **scalars: Any) -> int:
+            return len(inputs)
+
+        def __call__(self, *inputs: Any, workspace: Any, **given: Any) -> Any:
+            return inputs, workspace is not None and workspace.tolist(), given
+
+    kernel = sanitize.Cleared(Kernel())
+    assert kernel.problem == "its own"
+    assert kernel(1, 2, out=3, alpha=0.5) == ((1, 2), [0, 0], {"out": 3, "alpha": 0.5})
+    assert kernel(out=3) == ((), False, {"out": 3})
