@@ -15,6 +15,8 @@ from tlhub_mixed.cuda.weights import W4_MMA, W8_MMA
 from tlhub_mixed.hopper.gemm import HOPPER_MIXED
 from tlhub_mixed.hopper.scaled import HOPPER_SCALED
 from tlhub_mixed.hopper.weights import W4_HOPPER, W8_HOPPER
+from tlhub_mixed.mma.gemm import MMA_MIXED
+from tlhub_mixed.mma.scaled import MMA_SCALED
 
 TLHUB_API = 1
 
@@ -28,4 +30,4 @@ def tlhub_kernels() -> Iterable[Kernel]:
 def tlhub_schedules() -> Iterable[Schedule]:
     on_cpus = [QUANTIZE_ROWS, SCALED_BLOCKED, W4_BLOCKED, W8_BLOCKED]
     on_gpus = [QUANTIZE_BLOCKS, W4_MMA, W8_MMA, HOPPER_MIXED, HOPPER_SCALED, W4_HOPPER, W8_HOPPER]
-    return [*on_cpus, *on_gpus]
+    return [*on_cpus, *on_gpus, MMA_MIXED, MMA_SCALED]

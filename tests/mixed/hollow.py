@@ -8,6 +8,7 @@ from dataclasses import replace
 from tlhub.build.program import CudaProgram
 from tlhub.specs import Config, Problem
 from tlhub_mixed.hopper import weights_program
+from tlhub_mixed.mma import program
 
 _BODIES = r"^ +(weights::multiply|weights::unpack|product::run)<.*\(.*\); +\\$"
 
@@ -17,4 +18,12 @@ def weights(problem: Problem, config: Config, arch: str) -> CudaProgram:
     made = weights_program.program(problem, config, arch)
     source, count = re.subn(_BODIES, r"\\", made.source, flags=re.MULTILINE)
     assert count == 3
+    return replace(made, source=source)
+
+
+def products(problem: Problem, config: Config, arch: str) -> CudaProgram:
+    """Return the program of products by mma.sync."""
+    made = program.program(problem, config, arch)
+    source, count = re.subn(r"^ +product::run<.*\); +\\$", r"\\", made.source, flags=re.MULTILINE)
+    assert count == 1
     return replace(made, source=source)

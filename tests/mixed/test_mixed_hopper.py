@@ -15,11 +15,12 @@ from tlhub.errors import BuildError
 from tlhub.specs import DeviceFacts
 from tlhub.workload import Item
 from tlhub_gemm.contract import GEMM
+from tlhub_mixed.cuda.operands import kind
 from tlhub_mixed.cuda.products import products
 from tlhub_mixed.hopper import plan as plan_module
 from tlhub_mixed.hopper.gemm import HOPPER_MIXED
 from tlhub_mixed.hopper.plan import PLAIN, PROMOTED, SCALED, Plan
-from tlhub_mixed.hopper.program import kind, program
+from tlhub_mixed.hopper.program import program
 
 H200 = DeviceFacts("cuda:sm_90a", "an H200", cores=132, shared_memory=227 * 1024)
 ALL = {"epilogue": "gelu", "bias": True, "residual": True}

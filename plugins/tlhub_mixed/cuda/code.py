@@ -5,6 +5,7 @@ Strides are of op(A), M x K, and of op(B) transposed, N x K, however a and b are
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -25,20 +26,22 @@ TYPES = {
 }
 
 
-def source(problem: Problem, constants: Mapping[str, object], *names: str | Path) -> str:
+def source(problem: Problem, constants: Mapping[str, object], *names: str | Path, operand: str | None = None) -> str:
     """Return one source: what *problem* defines with *constants* (``SCALES``, ``PROMOTED``, ``PARTS``, and what *names*
-    expect), call.cuh, and *names*, files of cuda/ or whole paths."""
+    expect), call.cuh, and *names*, files of cuda/ or whole paths. *operand*: the C++ type by which a and b are read,
+    where it is not their own."""
     folder = Path(__file__).parent
     texts = ((folder / name).read_text(encoding="utf-8") for name in (ELEMENTS, "call.cuh", *names))
     option, dtypes = problem.option, dict(problem.dtypes)
     beside = dtypes.get("bias") or dtypes.get("residual") or dtypes["c"]
     used = {"A": dtypes["a"], "B": dtypes.get("b", dtypes["a"]), "C": dtypes["c"], "Beside": beside}
     headers = sorted({header for header in (TYPES[dtype][1] for dtype in used.values()) if header})
+    types = {name: operand if operand and name in "AB" else TYPES[dtype][0] for name, dtype in used.items()}
     integer = dtypes["a"] == "int8"
     flags = [f"{name.upper()} = {str(option.get(name, False)).lower()}" for name in ("bias", "residual", "glu")]
     prologue = [
         *(f"#include <{header}>" for header in ("cstdint", *headers)),
-        *(f"using {name} = {TYPES[dtype][0]};" for name, dtype in used.items()),
+        *(f"using {name} = {ctype};" for name, ctype in types.items()),
         f"using Scale = {'uint8_t' if dtypes.get('a_scale') == 'float8_e8m0fnu' else 'float'};",
         f"using Sum = {'int' if integer else 'float'};",
         f"using Real = {'double' if integer and batched(problem) else 'float'};",
@@ -47,6 +50,12 @@ def source(problem: Problem, constants: Mapping[str, object], *names: str | Path
         *(f"[[maybe_unused]] constexpr int {name} = {int(str(value))};" for name, value in constants.items()),
     ]
     return "\n".join([*prologue, "", *texts])
+
+
+def number(arch: str) -> int:
+    """Return the number of an arch: 90 of ``cuda:sm_90a``."""
+    found = re.search(r"_(\d+)", arch)
+    return int(found[1]) if found else 0
 
 
 def batched(problem: Problem) -> bool:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 
 from tlhub.specs import DTYPES, Config, DeviceFacts, Problem, Schedule
+from tlhub_mixed.cuda.operands import OF_BLOCKS, kind
 from tlhub_mixed.hopper import plan
-from tlhub_mixed.hopper.program import OF_BLOCKS, kind
 
 ARCH = "cuda:sm_90a"
 _FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
@@ -98,7 +98,7 @@ HOPPER_MIXED = Schedule(
     sources=(
         *(
             f"tlhub_mixed.{name}"
-            for name in ("hopper.gemm", "hopper.plan", "hopper.program", "cuda.code", "cuda.products")
+            for name in ("hopper.gemm", "hopper.plan", "hopper.program", "cuda.code", "cuda.operands", "cuda.products")
         ),
         "tlhub.cuda.tensor_cores",
         *(f"tlhub/cuda/{name}.cuh" for name in ("tensor_cores", "elements")),

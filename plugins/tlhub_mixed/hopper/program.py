@@ -3,44 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from tlhub.build.program import Branch, CudaProgram, Expression, Launch, Parameter, TensorMap
 from tlhub.cuda import tensor_cores
-from tlhub.specs import DTYPES, Config, Problem
-from tlhub_mixed.cuda import code
+from tlhub.specs import Config, Problem
+from tlhub_mixed.cuda import code, operands
+from tlhub_mixed.cuda.operands import ALIGNMENT, OF_BLOCKS, dtype_of, item_of, kind, room
 from tlhub_mixed.cuda.products import products
 from tlhub_mixed.hopper.plan import BYTES, Plan
 
-_ALIGNMENT = 16  # bytes, of addresses and strides in tensor maps
 _SMALL = " && ".join(f"{dim} < 0x7fff0000" for dim in "MN") + " && K < 0x20000000"
 """The condition that extents, up to the end of the last tile, are ints."""
 
 SPAN = 64  # columns of b, from the first of a tile on, that have one scale where scales are of blocks
-
-NO_SCALES, OF_ROWS, OF_BLOCKS = range(3)
-
-
-class Kind(NamedTuple):
-    """How a problem is computed: ``scales`` of the operands, whether sums are ``promoted``, an operand's ``parts``."""
-
-    scales: int
-    promoted: bool
-    parts: int
-
-
-def kind(problem: Problem) -> Kind:
-    """Return how *problem*, of any product, is computed."""
-    option, a = problem.option, dict(problem.dtypes)["a"]
-    scaling = option.get("scaling")
-    if scaling == "block":
-        return Kind(OF_BLOCKS, True, 1)
-    if scaling:
-        return Kind(OF_ROWS, a != "int8" and not option["fast_accum"], 1)
-    if a == "float32":
-        split = option["compute"] == "3xtf32"
-        return Kind(NO_SCALES, split, 3 if split else 1)
-    return Kind(NO_SCALES, a.startswith("float8") and not option["fast_accum"], 1)
 
 
 def program(problem: Problem, config: Config, arch: str) -> CudaProgram:
@@ -58,23 +34,17 @@ FILES = ("pack.cuh", tensor_cores.FILE, "product_hopper.cuh")
 
 def kernels(problem: Problem, plans: Sequence[Plan]) -> list[str]:
     """Return the source of products, and of a kernel for each plan, to follow that of ``FILES``."""
-    a, b = (_dtype(problem, name) for name in "ab")
+    a, b = (dtype_of(problem, name) for name in "ab")
     promoted = kind(problem).promoted
     return [products(a, b, (plan.at_once(promoted) for plan in plans)), *(_instance(problem, plan) for plan in plans)]
 
 
 def values(problem: Problem, plans: Sequence[Plan]) -> Mapping[str, Expression]:
     """Return what the branches have names for: whether arrays fit, the bytes of copies, and what each plan costs."""
-    made, item = kind(problem), _item(problem, "a")
-    batches, _, columns = code.extents(problem, "c")
+    columns = code.extents(problem, "c")[2]
     return {
-        "padded": f"(K < 1 ? 1 : CEIL_DIV(K, {BYTES // item})) * {BYTES // item}",
-        **{f"fits_{name}": "0" if _copied(problem, name) else _mappable(problem, name) for name in "ab"},
-        "fits_c": f"{_mappable(problem, 'c')} && ALIGNED({columns} * {_item(problem, 'c')}, {_ALIGNMENT})",
-        **{
-            f"copy_{name}": f"fits_{name} ? 0 : CEIL_DIV(padded * {made.parts * item} * {rows} * {batches}, 256) * 256"
-            for name, rows in (("a", "M"), ("b", "N"))
-        },
+        **operands.values(problem, kind(problem).parts),
+        "fits_c": f"{operands.aligned(problem, 'c')} && ALIGNED({columns} * {item_of(problem, 'c')}, {ALIGNMENT})",
         **{f"cost_{i}": _price(problem, plan) for i, plan in enumerate(plans)},
     }
 
@@ -88,7 +58,7 @@ def branches(problem: Problem, plans: Sequence[Plan], unpacked: Unpacked = ()) -
     *unpacked*: of a problem that has no b."""
     whole = ["N % 2 == 0"] if _glu(problem) else []
     whole += [f"N_2 % {SPAN} == 0"] if _scaled(problem) and _glu(problem) else []
-    pack = (_pack(problem),)
+    pack = (operands.pack(problem),)
     ways: list[tuple[str, tuple[Launch, ...]]]
     if unpacked:
         ways = [(f"fits_a && {when}" if when else "fits_a", launches) for when, launches in unpacked]
@@ -107,30 +77,6 @@ def branches(problem: Problem, plans: Sequence[Plan], unpacked: Unpacked = ()) -
     return tuple(found)
 
 
-def _dtype(problem: Problem, name: str) -> str:
-    """Return the dtype of an operand or of c; that of weights which are unpacked is a's."""
-    return dict(problem.dtypes).get(name, problem.dtype)
-
-
-def _item(problem: Problem, name: str) -> int:
-    return DTYPES[_dtype(problem, name)][1] // 8
-
-
-def _mappable(problem: Problem, name: str) -> str:
-    """Return the condition that a tensor map can be made of *name* where it is, with rows along K, or of c along N: not
-    empty, elements side by side, an address and strides above 0 that are multiples of 16 bytes. Strides of dims of
-    extent 1 do not count."""
-    item = _item(problem, name)
-    batch, row, column = code.strides(problem, name)
-    extents = code.extents(problem, name)
-    steps = (
-        f"({extent} == 1 || {step} > 0 && ALIGNED({step} * {item}, {_ALIGNMENT}))"
-        for extent, step in zip(extents, (batch, row), strict=False)
-    )
-    filled = (f"{extent} > 0" for extent in extents)
-    return " && ".join([f"{column} == 1", f"ALIGNED(DATA({name}), {_ALIGNMENT})", *filled, *steps])
-
-
 def _clusters(problem: Problem, plan: Plan) -> str:
     """Return how many clusters have a tile, or tiles that share B."""
     batches, rows, _ = code.extents(problem, "c")
@@ -139,12 +85,7 @@ def _clusters(problem: Problem, plan: Plan) -> str:
 
 def _price(problem: Problem, plan: Plan) -> str:
     made = kind(problem)
-    return plan.price(_clusters(problem, plan), made.promoted, BYTES // _item(problem, "a"), made.parts)
-
-
-def _copied(problem: Problem, name: str) -> bool:
-    """Tell whether an operand is never taken as it is: it is split in parts, or weights that are unpacked."""
-    return kind(problem).parts > 1 or name not in dict(problem.dtypes)
+    return plan.price(_clusters(problem, plan), made.promoted, BYTES // item_of(problem, "a"), made.parts)
 
 
 def _glu(problem: Problem) -> bool:
@@ -160,7 +101,7 @@ def _name(plan: Plan) -> str:
 
 
 def _instance(problem: Problem, plan: Plan) -> str:
-    item, glu = _item(problem, "c"), _glu(problem)
+    item, glu = item_of(problem, "c"), _glu(problem)
     sizes = (plan.rows, plan.columns, plan.stages(item, glu, _scaled(problem)))
     numbers = (*sizes, plan.share, plan.split, plan.band, plan.chunk(item, glu))
     return f"PRODUCT({_name(plan)}, {plan.shared(item, glu, _scaled(problem))}, {', '.join(map(str, numbers))})"
@@ -172,7 +113,7 @@ def _operand(problem: Problem, name: str, box: int, copied: bool) -> TensorMap:
     float32 is rounded to tf32 as it is loaded: the tensor core cuts what it is given, which errs twice as far, and
     always towards 0.
     """
-    dtype, item = _dtype(problem, name), _item(problem, name)
+    dtype, item = dtype_of(problem, name), item_of(problem, name)
     at = "0" if name == "a" else "copy_a"
     batches, rows, _ = code.extents(problem, name)
     batch, row, _ = code.strides(problem, name)
@@ -184,7 +125,7 @@ def _operand(problem: Problem, name: str, box: int, copied: bool) -> TensorMap:
         return f"(fits_{name} ? {of_array} : {of_copy})" if copied else of_array
 
     def step(extent: str, stride: str, of_copy: str) -> str:
-        return either(f"({extent} == 1 ? {_ALIGNMENT} : {stride} * {item})", f"{of_copy} * {item}")
+        return either(f"({extent} == 1 ? {ALIGNMENT} : {stride} * {item})", f"{of_copy} * {item}")
 
     return TensorMap(
         "tfloat32" if dtype == "float32" else dtype,
@@ -197,22 +138,17 @@ def _operand(problem: Problem, name: str, box: int, copied: bool) -> TensorMap:
 
 def _result(problem: Problem, chunk: int) -> TensorMap:
     """Return the tensor map of c, in boxes of *chunk* columns and 16 rows."""
-    item = _item(problem, "c")
+    item = item_of(problem, "c")
     batches, rows, columns = code.extents(problem, "c")
     batch, row, _ = code.strides(problem, "c")
-    steps = (f"({extent} == 1 ? {_ALIGNMENT} : {step} * {item})" for extent, step in ((rows, row), (batches, batch)))
+    steps = (f"({extent} == 1 ? {ALIGNMENT} : {step} * {item})" for extent, step in ((rows, row), (batches, batch)))
     extents, box = (columns, rows, batches), (chunk, 16, 1)
     return TensorMap(dict(problem.dtypes)["c"], "DATA(c)", extents, tuple(steps), box, swizzle=chunk * item)
 
 
-def room(at: str) -> str:
-    """Return an address in the scratch memory."""
-    return f"(void *)((char *)WORKSPACE + {at})"
-
-
 def _product(problem: Problem, plan: Plan, copied: bool, direct: bool) -> Launch:
     """Return the launch of *plan*; *direct*: it stores element by element."""
-    item = _item(problem, "c")
+    item = item_of(problem, "c")
     a = _operand(problem, "a", plan.rows, copied)
     b = _operand(problem, "b", plan.columns // plan.halves(_glu(problem)), copied)
     clusters, fit = _clusters(problem, plan), f"(SMS / {plan.share} * {plan.resident})"
@@ -232,22 +168,3 @@ def _product(problem: Problem, plan: Plan, copied: bool, direct: bool) -> Launch
         cluster=(plan.cluster, 1, 1),
         programmatic=True,
     )
-
-
-def _pack(problem: Problem) -> Launch:
-    """Return the launch that copies those of a and b that do not fit."""
-
-    def operand(name: str, at: str, rows: str) -> tuple[Parameter, ...]:
-        there = name in dict(problem.dtypes)
-        steps = code.strides(problem, name) if there else ("0", "0", "0")
-        return (
-            Parameter("void *", f"DATA({name})" if there else 0),
-            *(Parameter("int64_t", step) for step in steps),
-            Parameter("void *", f"(fits_{name} ? (void *)0 : {room(at)})" if there else 0),
-            Parameter("int64_t", rows),
-        )
-
-    batches = code.extents(problem, "c")[0]
-    sizes = (Parameter("int64_t", value) for value in (batches, "K", "padded"))
-    parameters = (*sizes, *operand("a", "0", "M"), *operand("b", "copy_a", "N"))
-    return Launch("pack_operands", ("SMS * 8", 1, 1), (256, 1, 1), parameters)

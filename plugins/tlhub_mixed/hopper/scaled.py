@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from tlhub.specs import DeviceFacts, Problem, Schedule
+from tlhub_mixed.cuda.operands import OF_BLOCKS, kind
 from tlhub_mixed.hopper import gemm
-from tlhub_mixed.hopper.program import OF_BLOCKS, SPAN, kind
+from tlhub_mixed.hopper.program import SPAN
 
 
 def supports(problem: Problem, facts: DeviceFacts) -> str | None:
