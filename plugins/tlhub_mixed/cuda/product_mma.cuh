@@ -4,8 +4,9 @@
  *
  * A block has a tile of C, each of its warps a part of it. Tensor cores keep about 14 bits of a sum of float8 products,
  * and truncate those of tf32. Where sums are PROMOTED, or the scales are of blocks, those of a stage are made in
- * registers of their own, and added up in float32. In the end sums take the place of the ring, and each thread finishes
- * neighbours of a row of C.
+ * registers of their own, and added up in float32. Floats are rounded to tf32 where they lie, by the threads that
+ * copied them; the low parts of those that are SPLIT have a place of their own. In the end sums take the place of the
+ * ring, and each thread finishes neighbours of a row of C.
  *
  * Its Python side (mma/program.py) writes ahead of this text, with call.cuh:
  *
@@ -19,24 +20,27 @@ using namespace tensor_cores;
 
 constexpr int BYTES = 128, DEPTH = BYTES / int(sizeof(A)), STEPS = BYTES / 32; /* of K in a stage */
 constexpr int CHUNK = 16, CHUNKS = BYTES / CHUNK;
-constexpr int BLOCK = 128;            /* columns that share a scale where scales are of blocks */
-constexpr int HALVES = GLU ? 2 : 1;   /* gates and values are halves of a tile */
-constexpr int EACH = 4;               /* columns of C that a thread finishes at once */
+constexpr int BLOCK = 128;          /* columns that share a scale where scales are of blocks */
+constexpr int HALVES = GLU ? 2 : 1; /* gates and values are halves of a tile */
+constexpr int EACH = 4;             /* columns of C that a thread finishes at once */
+constexpr bool SPLIT = TF32 == 3;   /* operands are high and low parts */
 using Rows = warp_mma::SharedTile<BYTES / 2>;
 
 /* What a kernel is: Python's side of it is plan.py. */
 template <int BM_, int BN_, int DOWN_, int ACROSS_, int STAGES_, int BAND_> struct Plan {
-  static constexpr int BM = BM_, BN = BN_;               /* of a tile */
-  static constexpr int DOWN = DOWN_, ACROSS = ACROSS_;   /* warps below and beside each other */
+  static constexpr int BM = BM_, BN = BN_;             /* of a tile */
+  static constexpr int DOWN = DOWN_, ACROSS = ACROSS_; /* warps below and beside each other */
   static constexpr int STAGES = STAGES_;
-  static constexpr int BAND = BAND_;                     /* rows of tiles that are walked column by column: L2 is hit */
+  static constexpr int BAND = BAND_; /* rows of tiles that are walked column by column, so that L2 is hit */
 
   static constexpr int THREADS = 32 * DOWN * ACROSS;
   static constexpr int WM = BM / DOWN, WN = BN / ACROSS, MT = WM / 16, NT = WN / 8;
-  static constexpr int OUT = BN / HALVES;                /* columns of C */
+  static constexpr int OUT = BN / HALVES; /* columns of C */
   static constexpr int AT_B = BM * BYTES, STAGE = (BM + BN) * BYTES;
-  static constexpr int PITCH = BN + 8;                   /* of sums in shared memory: without bank conflicts */
-  static constexpr int RING = STAGES * STAGE, SUMS = BM * PITCH * int(sizeof(Sum)), TOTAL = RING > SUMS ? RING : SUMS;
+  static constexpr int LOW = STAGES * STAGE, END = LOW + (SPLIT ? STAGE : 0); /* the low parts of a stage are there */
+  static constexpr int PITCH = BN + 8; /* of sums in shared memory: without bank conflicts */
+  static constexpr int SUMS = BM * PITCH * int(sizeof(Sum)), TOTAL = END > SUMS ? END : SUMS;
+  static constexpr int UNROLLED = BM * BN > 4096 ? 1 : STEPS; /* steps; large tiles need registers for sums */
 
   static_assert(WM % 16 == 0 && WN % 16 == 0 && OUT % WN == 0 && BLOCK % WN == 0, "warps have whole products");
   static_assert(BM * CHUNKS % THREADS == 0 && BN * CHUNKS % THREADS == 0, "threads copy as many chunks each");
@@ -101,6 +105,11 @@ __device__ __forceinline__ void load_stage(
 
 /* -- products ------------------------------------------------------------------------------------ */
 
+__device__ __forceinline__ void write_shared(uint32_t to, const float (&x)[4]) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3])
+               : "memory");
+}
+
 /* sum += a b, of 16 rows and 8 columns, 32 bytes deep. */
 #define MULTIPLY(TYPE, LETTER)                                                                                        \
   __device__ __forceinline__ void multiply(TYPE (&sum)[4], const uint32_t (&a)[4], const uint32_t *b) {               \
@@ -112,72 +121,89 @@ MULTIPLY(float, "f")
 MULTIPLY(int, "r")
 #undef MULTIPLY
 
-/* Floats, as their parts: those of x that is no number are x itself, and 0 for products with low parts, since the other
- * operand's high part meets x. */
-template <int N> struct Parts {
-  uint32_t high[N], low[N], finite[N];
-
-  __device__ __forceinline__ explicit Parts(const uint32_t (&bits)[N]) {
+/* Round the floats of a stage that this thread copied to tf32, and write the low parts of those that are SPLIT. Tells
+ * whether all are numbers. The low part of what is none is 0. */
+template <class P> __device__ __forceinline__ bool round_stage(uint32_t stage, uint32_t low) {
+  bool numbers = true;
 #pragma unroll
-    for (int i = 0; i < N; ++i) {
-      float x = __uint_as_float(bits[i]), rounded = to_tf32(x);
-      bool number = isfinite(x);
-      high[i] = __float_as_uint(rounded);
-      low[i] = number ? __float_as_uint(to_tf32(x - rounded)) : 0;
-      finite[i] = number ? high[i] : 0;
+  for (int first = 0; first < P::BM + P::BN; first += P::THREADS / CHUNKS) {
+    uint32_t at = Rows::place(first + threadIdx.x / CHUNKS, threadIdx.x % CHUNKS);
+    float4 four = read_shared(stage + at);
+    float x[4] = {four.x, four.y, four.z, four.w}, rounded[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) rounded[i] = to_tf32(x[i]);
+    write_shared(stage + at, rounded);
+    if constexpr (SPLIT) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        bool number = isfinite(x[i]);
+        numbers &= number;
+        x[i] = number ? to_tf32(x[i] - rounded[i]) : 0.f;
+      }
+      write_shared(low + at, x);
     }
   }
-};
-
-/* Add the products of 32 bytes of K: of `left`, rows, and `right`, pairs of 8 columns. */
-template <class P>
-__device__ __forceinline__ void add_step(
-    Sums<P> &sum, uint32_t (&left)[P::MT][4], uint32_t (&right)[P::NT / 2][4]) {
-  if constexpr (TF32 == 3) {
-#pragma unroll
-    for (int j = 0; j < P::NT / 2; ++j) {
-      Parts<4> b(right[j]);
-#pragma unroll
-      for (int i = 0; i < P::MT; ++i) {
-        Parts<4> a(left[i]);
-#pragma unroll
-        for (int half = 0; half < 2; ++half) { /* the small products first */
-          Sum(&to)[4] = sum[i][2 * j + half];
-          multiply(to, a.low, b.finite + 2 * half);
-          multiply(to, a.finite, b.low + 2 * half);
-          multiply(to, a.high, b.high + 2 * half);
-        }
-      }
-    }
-  } else {
-    if constexpr (TF32 == 1) {
-#pragma unroll
-      for (int i = 0; i < 4 * P::MT; ++i) {
-        left[i / 4][i % 4] = __float_as_uint(to_tf32(__uint_as_float(left[i / 4][i % 4])));
-      }
-#pragma unroll
-      for (int i = 0; i < 2 * P::NT; ++i) {
-        right[i / 4][i % 4] = __float_as_uint(to_tf32(__uint_as_float(right[i / 4][i % 4])));
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < P::MT; ++i) {
-#pragma unroll
-      for (int j = 0; j < P::NT; ++j) multiply(sum[i][j], left[i], right[j / 2] + j % 2 * 2);
-    }
-  }
+  return numbers;
 }
 
-/* Add the products of a stage; `a`, `b`: where this lane's first chunks are. */
-template <class P> __device__ __forceinline__ void add_stage(Sums<P> &sum, uint32_t a, uint32_t b) {
-#pragma unroll 1
-  for (int step = 0; step < STEPS; ++step) {
-    uint32_t left[P::MT][4], right[P::NT / 2][4];
+/* Wait for all threads. Tells, where it matters, whether it is true of all of them. */
+__device__ __forceinline__ bool all_threads(bool x) {
+  if constexpr (SPLIT) return __syncthreads_and(x);
+  __syncthreads();
+  return x;
+}
+
+/* The operands of 32 bytes of K: rows, and pairs of 8 columns. */
+template <class P> struct Operands {
+  uint32_t left[P::MT][4], right[P::NT / 2][4];
+
+  /* `a`, `b`: where this lane's first chunks are. */
+  __device__ __forceinline__ Operands(uint32_t a, uint32_t b, int step) {
 #pragma unroll
     for (int i = 0; i < P::MT; ++i) warp_mma::load_matrices(left[i], Rows::along(a + i * 16 * BYTES, 2 * step));
 #pragma unroll
     for (int j = 0; j < P::NT / 2; ++j) warp_mma::load_matrices(right[j], Rows::along(b + j * 16 * BYTES, 2 * step));
-    add_step<P>(sum, left, right);
+  }
+
+  /* Make what is no number 0. */
+  __device__ __forceinline__ void keep_numbers() {
+#pragma unroll
+    for (int i = 0; i < 4 * P::MT; ++i) keep_number(left[i / 4][i % 4]);
+#pragma unroll
+    for (int i = 0; i < 2 * P::NT; ++i) keep_number(right[i / 4][i % 4]);
+  }
+  static __device__ __forceinline__ void keep_number(uint32_t &bits) {
+    if (!isfinite(__uint_as_float(bits))) bits = 0;
+  }
+};
+
+/* sum += x's left y's right. */
+template <class P>
+__device__ __forceinline__ void add_products(Sums<P> &sum, const Operands<P> &x, const Operands<P> &y) {
+#pragma unroll
+  for (int i = 0; i < P::MT; ++i) {
+#pragma unroll
+    for (int j = 0; j < P::NT; ++j) multiply(sum[i][j], x.left[i], y.right[j / 2] + j % 2 * 2);
+  }
+}
+
+/* Add the products of a stage; `low`: how far on from its operands their low parts are. The small products come first;
+ * what is no number meets low parts, which may be 0, as 0: the high parts meet it. */
+template <class P>
+__device__ __forceinline__ void add_stage(Sums<P> &sum, uint32_t a, uint32_t b, uint32_t low, bool numbers) {
+#pragma unroll(P::UNROLLED)
+  for (int step = 0; step < STEPS; ++step) {
+    if constexpr (SPLIT) {
+      Operands<P> high(a, b, step), lower(a + low, b + low, step);
+      if (!numbers) high.keep_numbers();
+      add_products<P>(sum, lower, high);
+      add_products<P>(sum, high, lower);
+      if (!numbers) high = Operands<P>(a, b, step);
+      add_products<P>(sum, high, high);
+    } else {
+      Operands<P> both(a, b, step);
+      add_products<P>(sum, both, both);
+    }
   }
 }
 
@@ -220,14 +246,18 @@ __device__ __forceinline__ void multiply_tile(
 #pragma unroll 1
   for (int number = 0; number < stages; ++number) {
     warp_mma::wait_copies<P::STAGES - 2>();
-    __syncthreads(); /* all have copied this stage, and are done with the one before */
+    uint32_t here = stage * P::STAGE;
+    bool numbers = true;
+    if constexpr (SPLIT) __syncthreads(); /* all are done with low parts */
+    if constexpr (TF32 > 0) numbers = round_stage<P>(shared + here, shared + P::LOW);
+    numbers = all_threads(numbers); /* all have copied this stage, and are done with the one before */
     int next = number + P::STAGES - 1, free = stage == 0 ? P::STAGES - 1 : stage - 1;
     if (next < stages) load_stage<P>(shared + free * P::STAGE, a, b, call, tile, next);
     warp_mma::commit_copies();
     if constexpr (PROMOTED) {
       if constexpr (SCALES == OF_BLOCKS) scales.read(call, number); /* on their way while products are made */
       Sums<P> part = {};
-      add_stage<P>(part, first_a + stage * P::STAGE, first_b + stage * P::STAGE);
+      add_stage<P>(part, first_a + here, first_b + here, P::LOW - here, numbers);
 #pragma unroll
       for (int i = 0; i < P::MT * P::NT * 4; ++i) {
         int mt = i / 4 / P::NT, nt = i / 4 % P::NT, half = i / 2 % 2;
@@ -239,7 +269,7 @@ __device__ __forceinline__ void multiply_tile(
         }
       }
     } else {
-      add_stage<P>(sum, first_a + stage * P::STAGE, first_b + stage * P::STAGE);
+      add_stage<P>(sum, first_a + here, first_b + here, P::LOW - here, numbers);
     }
     stage = stage == P::STAGES - 1 ? 0 : stage + 1;
   }

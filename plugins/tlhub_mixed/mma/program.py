@@ -23,7 +23,7 @@ def program(problem: Problem, config: Config, arch: str) -> CudaProgram:
         _HEADERS,
         f'#define WARP_PRODUCT "{_instruction(problem)}"',
         code.source(problem, _constants(problem), *_FILES, operand="uint32_t" if problem.dtype == "float32" else None),
-        *(f"PRODUCT({plan.name}, {plan.shared}, {', '.join(map(str, (*plan[:5], plan.band)))})" for plan in PLANS),
+        *(f"PRODUCT({p.name}, {_shared(problem, p)}, {', '.join(map(str, (*p[:5], p.band)))})" for p in PLANS),
         "",
     ]
     depth = operands.BYTES // operands.item_of(problem, "a")
@@ -42,6 +42,10 @@ def _instruction(problem: Problem) -> str:
     """Return the shape and the types of the product of a warp, as PTX has them."""
     a, b = (operands.dtype_of(problem, name) for name in "ab")
     return _SHAPES.get(a) or f"m16n8k32.row.col.f32.{_FLOAT8[a]}.{_FLOAT8[b]}.f32"
+
+
+def _shared(problem: Problem, plan: Plan) -> int:
+    return plan.shared(split=operands.kind(problem).parts > 1)
 
 
 def _tiles(problem: Problem, plan: Plan) -> str:
@@ -71,7 +75,7 @@ def _product(problem: Problem, plan: Plan, copied: bool, programmatic: bool) -> 
         grid=(_tiles(problem, plan), 1, 1),
         block=(plan.threads, 1, 1),
         parameters=(*both, *code.parameters(problem)),
-        shared=plan.shared,
+        shared=_shared(problem, plan),
         programmatic=programmatic,
     )
 
