@@ -10,14 +10,14 @@ from tlhub.specs import Config, Problem
 from tlhub_mixed.hopper import weights_program
 from tlhub_mixed.mma import program
 
-_BODIES = r"^ +(weights::multiply|weights::unpack|product::run)<.*\(.*\); +\\$"
+_BODIES = r"^ +(weights::multiply|weights::multiply_tile)<.*\(.*\); +\\$"
 
 
 def weights(problem: Problem, config: Config, arch: str) -> CudaProgram:
     """Return the program of Hopper's schedules of narrow weights."""
     made = weights_program.program(problem, config, arch)
     source, count = re.subn(_BODIES, r"\\", made.source, flags=re.MULTILINE)
-    assert count == 3
+    assert count == 2
     return replace(made, source=source)
 
 

@@ -11,7 +11,7 @@ SOURCES = (
     *(f"tlhub_mixed.cuda.{name}" for name in ("weights", "weights_program", "code")),
     *("tlhub.cuda.tensor_cores", "tlhub.cuda.warp_mma"),
     *(f"tlhub/cuda/{name}.cuh" for name in ("tensor_cores", "warp_mma", "elements")),
-    *(f"tlhub_mixed/cuda/{name}.cuh" for name in ("call", "weights")),
+    *(f"tlhub_mixed/cuda/{name}.cuh" for name in ("call", "weights", "weights_few")),
 )
 
 

@@ -1,9 +1,10 @@
-"""The program of products with narrow weights, for few rows of a at a time, on any GPU with mma.sync; and the launches
-that unpack weights."""
+"""The program of products with narrow weights, for few rows of a at a time, on any GPU with mma.sync."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from typing import TypeAlias
 
 from tlhub.build.program import Branch, CudaProgram, Launch, Parameter
 from tlhub.cuda import tensor_cores, warp_mma
@@ -13,15 +14,16 @@ from tlhub_mixed.cuda import code
 _ROWS, _THREADS, _GROUPS = 128, 256, 2  # of w, of a block; its threads; groups of warps that share K
 _WIDTHS = (1, 2, 4)
 """Rows of a of a block, in eights; a call takes the least that suffices, or blocks of the most."""
-_KERNELS = (*((True, width) for width in _WIDTHS), (False, max(_WIDTHS)))
-"""Whether a kernel copies 16 bytes at once, and its width, in the order of a call's choice."""
-_UNPACK_THREADS = 256
+Few: TypeAlias = "tuple[bool, int]"
+"""A kernel for few rows: whether it copies 16 bytes at once, and its width."""
+KERNELS: Sequence[Few] = (*((True, width) for width in _WIDTHS), (False, max(_WIDTHS)))
+"""In the order of a call's choice."""
 _RING = 96 * 1024  # bytes of shared memory that there are for it
 _MOST_STAGES = 4
 _SPLITS = (1, 2, 4, 8)
-"""Blocks that share K, a cluster, where there are clusters; a call takes the least that keep all processors busy."""
-_SMALL = "M < 0x7fff0000 && N < 0x7fff0000 && K < 0x20000000"  # extents, and the ends of last steps, are ints
-FILES = ("weights.cuh",)
+"""Blocks that share K, a cluster, where there are clusters; a call takes the least that keep most processors busy."""
+SMALL = "M < 0x7fff0000 && N < 0x7fff0000 && K < 0x20000000"  # extents, and the ends of last steps, are ints
+FILES = ("weights.cuh", "weights_few.cuh")
 HEADERS = "#include <cuda_bf16.h>\n#include <cuda_fp16.h>"
 """What these files include, ahead of all."""
 
@@ -44,29 +46,29 @@ def bits(problem: Problem) -> int:
     return 4 if problem.kernel == "gemm_w4a16" else 8
 
 
-def kernels(problem: Problem) -> list[str]:
-    """Return the kernels' instances, to follow weights.cuh."""
+def kernels(problem: Problem, few: Sequence[Few] = KERNELS) -> list[str]:
+    """Return the instances of kernels, to follow weights.cuh."""
     return [
         f"FEW_ROWS({_name(width, whole)}, {_shared(problem, width)}, {width}, {str(whole).lower()})"
-        for whole, width in _KERNELS
+        for whole, width in few
     ]
 
 
-def unpackers() -> list[str]:
-    """Return the kernels that unpack, likewise."""
-    return ["UNPACK(unpack_whole, true)", "UNPACK(unpack_any, false)"]
-
-
-def branches(problem: Problem, arch: str, when: str = "") -> tuple[Branch, ...]:
-    """Return the branches for calls *when* (a condition), by the number of rows of a, and of blocks."""
-    found, splits = [], _SPLITS if number(arch) >= 90 else _SPLITS[:1]
-    for whole, width in _KERNELS:
-        fits = [when, _SMALL, _whole(problem) if whole else "", f"M <= {8 * width}" if width < max(_WIDTHS) else ""]
-        for split in splits:
-            busy = f"{_blocks(problem, width)} * {split} >= SMS * 3 / 2" if split < splits[-1] else ""
+def branches(problem: Problem, arch: str, few: Sequence[Few] = KERNELS) -> tuple[Branch, ...]:
+    """Return the branches of these kernels, by the number of rows of a, and of blocks."""
+    found = []
+    for whole, width in few:
+        fits = [SMALL, _whole(problem) if whole else "", f"M <= {8 * width}" if width < max(_WIDTHS) else ""]
+        for split, busy in splits(_blocks(problem, width), _SPLITS[-1] if number(arch) >= 90 else 1):
             launch = _few(problem, arch, width, whole, split)
             found.append(Branch((launch,), " && ".join(filter(None, [*fits, busy]))))
     return tuple(found)
+
+
+def splits(blocks: str, most: int) -> list[tuple[int, str]]:
+    """Return how many of *blocks* may share K, up to *most*, each with the condition under which they are enough: the
+    first that holds keeps most processors busy."""
+    return [(n, f"{blocks} * {n} >= SMS * 7 / 8" if n < most else "") for n in _SPLITS if n <= most]
 
 
 def number(arch: str) -> int:
@@ -106,8 +108,8 @@ def _blocks(problem: Problem, width: int) -> str:
 
 
 def _shared(problem: Problem, width: int) -> int:
-    """Return the bytes of shared memory of a block: stages of a ring, in each 64 bytes of codes for a thread, and for
-    each group what belongs to them of a."""
+    """Return the bytes of shared memory of a block: stages of a ring, in each 64 bytes of codes for a thread, and what
+    belongs to them of a."""
     stage = 64 * _THREADS + _GROUPS * 8 * width * 4 * (128 // bits(problem)) * 2
     return min(_MOST_STAGES, _RING // stage) * stage
 
@@ -123,14 +125,3 @@ def _few(problem: Problem, arch: str, width: int, whole: bool, split: int) -> La
         cluster=(1, split, 1),
         programmatic=number(arch) >= 90,
     )
-
-
-def unpack(problem: Problem, to: str, pitch: str) -> list[tuple[str, Launch]]:
-    """Return the launches that write the weights to *to*, in rows of *pitch* elements, each with its condition."""
-    parameters = (*weights(problem), Parameter("void *", to), Parameter("int", "K"), Parameter("int64_t", pitch))
-    blocks = f"CEIL_DIV(N, {_UNPACK_THREADS // 32})"
-    grid = f"({blocks} < SMS * 8 ? {blocks} : SMS * 8)"
-    return [
-        (when, Launch(f"unpack_{kind}", (grid, 1, 1), (_UNPACK_THREADS, 1, 1), parameters))
-        for kind, when in (("whole", _whole(problem)), ("any", ""))
-    ]

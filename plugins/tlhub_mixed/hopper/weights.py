@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from tlhub.specs import DeviceFacts, Problem, Schedule
 from tlhub_mixed.cuda import weights
-from tlhub_mixed.hopper import gemm
+
+_ARCH = "cuda:sm_90a"
 
 
 def supports(problem: Problem, facts: DeviceFacts) -> str | None:
     """Return why the schedules do not serve *problem*, or None."""
-    return None if facts.arch == gemm.ARCH else f"it is for {gemm.ARCH}, and this is {facts.arch}"
+    return None if facts.arch == _ARCH else f"it is for {_ARCH}, and this is {facts.arch}"
 
 
 def _schedule(kernel: str) -> Schedule:
@@ -22,20 +23,14 @@ def _schedule(kernel: str) -> Schedule:
         toolchain="cuda",
         program="tlhub_mixed.hopper.weights_program:program",
         supports=supports,
-        configs=gemm.configs,
         symbolic=("M",),
-        sources=tuple(
-            dict.fromkeys(
-                (
-                    *("tlhub_mixed.hopper.weights", "tlhub_mixed.hopper.weights_program"),
-                    *weights.SOURCES,
-                    *gemm.HOPPER_MIXED.sources,
-                )
-            )
+        sources=(
+            *("tlhub_mixed.hopper.weights", "tlhub_mixed.hopper.weights_program", *weights.SOURCES),
+            *("tlhub_mixed/cuda/pack.cuh", "tlhub_mixed/cuda/weights_hopper.cuh"),
         ),
         priority=20,
         experimental=True,
-        doc="few rows of a by mma.sync, more by wgmma on weights that are unpacked to scratch memory first",
+        doc="codes become numbers in registers on their way to mma.sync for few rows of a, and to wgmma for more",
     )
 
 
