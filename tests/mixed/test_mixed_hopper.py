@@ -15,7 +15,7 @@ from tlhub.errors import BuildError
 from tlhub.specs import DeviceFacts
 from tlhub.workload import Item
 from tlhub_gemm.contract import GEMM
-from tlhub_mixed.cuda.operands import kind
+from tlhub_mixed.cuda.operands import NO_SCALES, OF_BLOCKS, OF_ROWS, kind
 from tlhub_mixed.cuda.products import products
 from tlhub_mixed.hopper import plan as plan_module
 from tlhub_mixed.hopper.gemm import HOPPER_MIXED
@@ -121,14 +121,14 @@ def test_a_price_is_the_cost_that_was_computed_here():
 
 @pytest.mark.parametrize("item", [1, 2, 4])
 @pytest.mark.parametrize("glu", [False, True])
-@pytest.mark.parametrize("scaled", [False, True])
-def test_every_plan_has_room_for_a_ring_and_two_small_blocks_for_each_other(item, glu, scaled):
+@pytest.mark.parametrize("scales", [NO_SCALES, OF_ROWS, OF_BLOCKS])
+def test_every_plan_has_room_for_a_ring_and_two_small_blocks_for_each_other(item, glu, scales):
     for p in {*PLAIN, *PROMOTED, *SCALED}:
         if p.serves(item, glu):
-            assert p.stages(item, glu, scaled) >= 3 and p.shared(item, glu, scaled) + 1024 <= 228 * 1024 // p.resident
+            assert p.stages(item, glu, scales) >= 3 and p.shared(item, glu, scales) + 1024 <= 228 * 1024 // p.resident
             assert p.finished(glu) % p.chunk(item, glu) == 0 and 32 <= p.chunk(item, glu) * item <= 128
             sums = 4 * p.rows * p.columns
-            assert p.split == 1 or sums <= p.stages(item, glu, scaled) * (p.rows + p.columns) * plan_module.BYTES
+            assert p.split == 1 or sums <= p.stages(item, glu, scales) * (p.rows + p.columns) * plan_module.BYTES
 
 
 def test_a_plan_is_written_as_it_is_read():
@@ -179,7 +179,7 @@ def test_kernels_compile_without_spills_or_serialised_wgmma(texts, dtype, option
     for p in map(Plan.parse, texts.split()):
         name = "product_" + str(p).replace("-", "_")
         assert built.resources[f"{name}.spills"] == 0
-        assert built.resources[f"{name}.shared_memory"] == p.shared(item, False, False)
+        assert built.resources[f"{name}.shared_memory"] == p.shared(item, False, NO_SCALES)
 
 
 @pytest.mark.parametrize(

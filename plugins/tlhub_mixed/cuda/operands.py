@@ -17,6 +17,7 @@ ALIGNMENT = 16
 """Bytes, of addresses and strides of what is taken as it lies."""
 
 NO_SCALES, OF_ROWS, OF_BLOCKS = range(3)
+"""What the operands' scales are of."""
 
 
 class Kind(NamedTuple):

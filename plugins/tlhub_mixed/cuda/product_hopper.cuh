@@ -11,16 +11,16 @@
  *
  * The tensor core keeps about 14 bits of a sum of float8 products, and truncates those of tf32. Where sums are
  * PROMOTED, or the scales are of blocks, those of a stage are made in registers of their own, and added up in float32;
- * while one consumer does so the other has the tensor core. The scales of blocks come with a stage: another warp of the
- * producer brings them.
+ * while one consumer does so the other has the tensor core, and a lone one has the next product made. The scales of
+ * blocks come with a stage: another warp of the producer brings them.
  */
 
 namespace product {
 
 using namespace tensor_cores;
 
-constexpr int GROUP = 128;                                               /* threads */
-constexpr int PRODUCER_REGISTERS = SCALES == OF_BLOCKS ? 56 : 40;         /* of a thread */
+constexpr int GROUP = 128;                                                      /* threads */
+constexpr int PRODUCER_REGISTERS = SCALES == OF_BLOCKS ? 56 : 40;              /* of a thread */
 constexpr int BYTES = 128, DEPTH = BYTES / int(sizeof(A)), STEPS = BYTES / 32; /* of K in a stage */
 [[maybe_unused]] constexpr int BLOCK = 128; /* columns that share a scale where scales are of blocks */
 
@@ -39,6 +39,7 @@ template <int BM_, int BN_, int STAGES_, int SHARE_, int SPLIT_, int BAND_, int 
   static constexpr int ALL_REGISTERS = 65536 / GROUP / RESIDENT / (CONSUMERS + 1) / 8 * 8 * (CONSUMERS + 1);
   static constexpr int CONSUMER_REGISTERS = (ALL_REGISTERS - PRODUCER_REGISTERS) / CONSUMERS / 8 * 8;
   static constexpr int ROWS = BESIDE ? BM : BM / CONSUMERS, PIECES = ROWS / 64, COLUMNS = BESIDE ? BN / 2 : BN;
+  static constexpr bool IN_PAIRS = CONSUMERS == 1 && COLUMNS <= 64; /* registers have room for two products */
   static constexpr int AT_ONCE = PROMOTED && COLUMNS > 192 ? COLUMNS / 2 : COLUMNS; /* columns of a product */
   static constexpr int SLICE = COLUMNS / SPLIT;                                     /* columns that are finished */
 
@@ -52,11 +53,12 @@ template <int BM_, int BN_, int STAGES_, int SHARE_, int SPLIT_, int BAND_, int 
   /* columns that share a scale: tiles begin anywhere in a block, and values of gates not where a block does */
   static constexpr int SPAN = COLUMNS % 128 == 0 && !GLU ? 128 : COLUMNS % 64 == 0 ? 64 : 32;
   static constexpr int SCALE_BYTES = SCALES == OF_BLOCKS ? 4 * (BM + 8) : 0; /* of a stage: of rows, and of spans */
+  static constexpr int COLUMN_BYTES = SCALES == OF_ROWS ? 4 * COLUMNS : 0; /* of a consumer: of its columns */
 
   static constexpr int A_BYTES = BM * BYTES, B_BYTES = BN * BYTES;
   static constexpr int AT_B = STAGES * A_BYTES, AT_STAGING = AT_B + STAGES * B_BYTES;
   static constexpr int AT_SCALES = AT_STAGING + 4 * CONSUMERS * BUFFERS * CHUNK_BYTES;
-  static constexpr int AT_BARRIERS = AT_SCALES + STAGES * SCALE_BYTES; /* `full`, and `empty` */
+  static constexpr int AT_BARRIERS = AT_SCALES + STAGES * SCALE_BYTES + CONSUMERS * COLUMN_BYTES; /* `full`, `empty` */
   static constexpr int TOTAL = AT_BARRIERS + 8 * 2 * STAGES;                             /* bytes of shared memory */
 
   static_assert(BM % 64 == 0 && BM <= 256 && BN % (16 * SHARE) == 0 && BN <= 256, "boxes and instructions end there");
@@ -106,6 +108,9 @@ template <class P> struct Shared {
     return base + P::AT_STAGING + warp * (P::BUFFERS * P::CHUNK_BYTES);
   }
   __device__ __forceinline__ uint32_t scales(int stage) const { return base + P::AT_SCALES + stage * P::SCALE_BYTES; }
+  __device__ __forceinline__ uint32_t columns(int consumer) const {
+    return base + P::AT_SCALES + consumer * P::COLUMN_BYTES;
+  }
   __device__ __forceinline__ uint32_t full(int stage) const { return base + P::AT_BARRIERS + 8 * stage; }
   __device__ __forceinline__ uint32_t empty(int stage) const { return full(P::STAGES + stage); }
 };
@@ -178,10 +183,9 @@ __device__ __forceinline__ void produce(
   }
 }
 
-/* The first column of C of a span of the tile of B from column n of C on, as a column of B. */
-template <class P> __device__ __forceinline__ int column_of(int span, int n, int columns) {
-  int consumer = span * P::SPAN / P::COLUMNS, column = span * P::SPAN % P::COLUMNS;
-  n += consumer * (P::COLUMNS / P::HALVES);
+/* A column of the tile of B from column n of C on, as a column of B. */
+template <class P> __device__ __forceinline__ int column_of(int column, int n, int columns) {
+  n += column / P::COLUMNS * (P::COLUMNS / P::HALVES), column %= P::COLUMNS;
   return GLU && column >= P::COLUMNS / 2 ? columns + n + column - P::COLUMNS / 2 : n + column;
 }
 
@@ -193,7 +197,7 @@ __device__ __forceinline__ void bring_scales(const Tiles<P> &tiles, Shared<P> sh
   for (int i = tiles.first; i < tiles.count; i += tiles.step) {
     int m, n, batch;
     tiles.place(i, m, n, batch);
-    int column = min(column_of<P>(min(lane, SPANS - 1), n, call.n), P::HALVES * call.n - 1);
+    int column = min(column_of<P>(min(lane, SPANS - 1) * P::SPAN, n, call.n), P::HALVES * call.n - 1);
 #pragma unroll 1
     for (int first = tiles.from; first < tiles.to; first += BATCH) {
       float rows[BATCH][ROWS], columns[BATCH];
@@ -271,6 +275,21 @@ template <class P> struct BlockScales {
   }
 };
 
+/* Add the sums of a product, from `column` on, to those of a piece. */
+template <class P>
+__device__ __forceinline__ void add_product(
+    Sum (&total)[P::COLUMNS / 2], const Sum (&sum)[P::AT_ONCE / 2], const BlockScales<P> &scales, int piece, int column) {
+#pragma unroll
+  for (int i = 0; i < P::AT_ONCE / 2; ++i) {
+    Sum &to = total[column / 2 + i];
+    if constexpr (SCALES == OF_BLOCKS) {
+      to = fmaf(sum[i], scales.rows[piece][i / 2 % 2] * scales.columns[(column + 2 * i) / P::SPAN], to);
+    } else {
+      to += sum[i];
+    }
+  }
+}
+
 /* total = A B over the stages of a tile, the sums of a stage, of 64 rows and as many columns as registers allow, at
  * a time; `top`, `left`: the consumer's part of the tile. */
 template <class P>
@@ -295,18 +314,48 @@ __device__ __forceinline__ void multiply_promoted(
         wgmma_wait<0>();
         settle(sum);
         if (piece == P::PIECES - 1 && column + P::AT_ONCE == P::COLUMNS) release<P>(shared, ring.stage, lane);
-#pragma unroll
-        for (int i = 0; i < P::AT_ONCE / 2; ++i) {
-          Sum &to = total[piece][column / 2 + i];
-          if constexpr (SCALES == OF_BLOCKS) {
-            to = fmaf(sum[i], scales.rows[piece][i / 2 % 2] * scales.columns[(column + 2 * i) / P::SPAN], to);
-          } else {
-            to += sum[i];
-          }
-        }
+        add_product<P>(total[piece], sum, scales, piece, column);
       }
     }
     ring.next();
+  }
+}
+
+/* Likewise by a lone consumer: the products of two stages are on their way at a time, and the sums of the first are
+ * added up while the second is made. */
+template <class P>
+__device__ __forceinline__ void multiply_in_pairs(
+    Sums<P> &total, Ring<P::STAGES> &ring, Shared<P> shared, const Tiles<P> &tiles, int lane) {
+  int row = threadIdx.x / 32 % 4 * 16 + lane / 4, count = (tiles.to - tiles.from) * PARTS;
+  Ring<P::STAGES> ahead = ring;
+  Sum sums[2][P::COLUMNS / 2];
+  auto begin = [&](Sum(&sum)[P::COLUMNS / 2]) {
+    barrier_wait(shared.full(ahead.stage), ahead.phase);
+    wgmma_fence();
+    start<P>(sum, describe<BYTES>(shared.a(ahead.stage)), describe<BYTES>(shared.b(ahead.stage)), false);
+    wgmma_commit();
+    ahead.next();
+  };
+  auto add = [&](Sum(&sum)[P::COLUMNS / 2]) {
+    BlockScales<P> scales;
+    if (SCALES == OF_BLOCKS) scales.read(shared.scales(ring.stage), row, 0);
+    settle(sum);
+    release<P>(shared, ring.stage, lane);
+    add_product<P>(total[0], sum, scales, 0, 0);
+    ring.next();
+  };
+#pragma unroll 1
+  for (int pair = 0; pair < count / 2; ++pair) {
+    begin(sums[0]), begin(sums[1]);
+    wgmma_wait<1>();
+    add(sums[0]);
+    wgmma_wait<0>();
+    add(sums[1]);
+  }
+  if (count % 2) {
+    begin(sums[0]);
+    wgmma_wait<0>();
+    add(sums[0]);
   }
 }
 
@@ -384,6 +433,37 @@ __device__ __forceinline__ void add_up(
   }
 }
 
+/* Where scales are of rows, those of a thread's own, and those of its consumer's columns, which it loads for all, to
+ * share in time: 0 beyond the last. */
+template <class P> struct RowScales {
+  static constexpr int OWN = (P::COLUMNS + GROUP - 1) / GROUP;
+  float rows[P::PIECES][2], columns[OWN];
+
+  /* `m`, `n`: where the tile starts; `top`, `left`: the consumer's part of it. */
+  __device__ __forceinline__ void load(const Call &call, int m, int n, int top, int left) {
+    int thread = threadIdx.x % GROUP, row = m + top + thread / 32 * 16 + thread % 32 / 4;
+#pragma unroll
+    for (int i = 0; i < 2 * P::PIECES; ++i) {
+      rows[i / 2][i % 2] = call.of_a.of(min(row + 32 * i - i % 2 * 24, call.m - 1));
+    }
+#pragma unroll
+    for (int i = 0; i < OWN; ++i) {
+      int column = thread + i * GROUP, of_b = column_of<P>(left + column, n, call.n);
+      columns[i] = column < P::COLUMNS && of_b < P::HALVES * call.n ? call.of_b.of(of_b) : 0.f;
+    }
+  }
+
+  __device__ __forceinline__ void share(uint32_t to, int consumer) const {
+    int thread = threadIdx.x % GROUP;
+    asm volatile("bar.sync %0, %1;" ::"r"(2 + consumer), "n"(GROUP) : "memory"); /* the last tile's have been read */
+#pragma unroll
+    for (int i = 0; i < OWN; ++i) {
+      if (thread + i * GROUP < P::COLUMNS) write_shared(to + 4 * (thread + i * GROUP), columns[i]);
+    }
+    asm volatile("bar.sync %0, %1;" ::"r"(2 + consumer), "n"(GROUP) : "memory");
+  }
+};
+
 /* Write a pair of neighbours to shared memory. */
 __device__ __forceinline__ void put_pair(uint32_t to, C low, C high) {
   C pair[2] = {low, high};
@@ -402,6 +482,12 @@ __device__ __forceinline__ void put_pair(uint32_t to, C low, C high) {
   }
 }
 
+__device__ __forceinline__ float2 read_pair(uint32_t from) {
+  float2 x;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(from) : "memory");
+  return x;
+}
+
 /* x, as if it were new: products with it are then made where they are used, not kept in registers that sums need. */
 __device__ __forceinline__ index_t anew(index_t x) {
   asm volatile("" : "+l"(x));
@@ -411,32 +497,41 @@ __device__ __forceinline__ index_t anew(index_t x) {
 /* Write a warp's 16 rows of a chunk to shared memory, finished, row by row, swizzled by the width of a row. */
 template <class P>
 __device__ __forceinline__ void stage_chunk(
-    uint32_t chunk, const Sum *sum, const Call &call, const float (&scales)[2], int batch, int m, int n, int lane) {
+    uint32_t chunk, const Sum *sum, const Call &call, const float (&rows)[2], uint32_t columns, int batch, int m, int n,
+    int lane) {
   constexpr int WIDTH = P::CHUNK * int(sizeof(C)), SWIZZLE = WIDTH - 16;
   int row = m + lane / 4, column = n + lane % 4 * 2; /* this lane's first */
-  Real alpha = static_cast<Real>(call.alpha), out_scale = static_cast<Real>(call.out_scale);
-  auto linear = [&](int half, int c, bool inside, Sum total) { /* c: a column of B */
-    Real x = alpha * Real(total);
-    if constexpr (SCALES == OF_ROWS) x *= Real(scales[half] * (inside ? call.of_b.of(c) : 0.f));
+  [[maybe_unused]] Real alpha = static_cast<Real>(call.alpha), out_scale = static_cast<Real>(call.out_scale);
+  auto linear = [&](int half, int c, bool inside, Sum total, float scale) { /* c: a column of B */
+    Real x = Real(total);
+    if constexpr (SCALES == NO_SCALES) x *= alpha; /* which products with scales do not have */
+    if constexpr (SCALES == OF_ROWS) x *= Real(rows[half] * scale);
     if constexpr (BIAS) x += inside ? to<Real>(call.bias[c * anew(call.of_bias)]) : Real(0);
     return x;
   };
-  auto element = [&](int half, int right, const Sum *total) {
+  auto element = [&](int half, int right, const Sum *total, float scale, float scale_of_value) {
     int r = row + 8 * half, c = column + right;
     bool inside = r < call.m && c < call.n;
-    Real x = activate<ACTIVATION>(linear(half, c, inside, *total));
-    if constexpr (GLU) x *= linear(half, c + call.n, inside, total[P::SLICE / 4]);
+    Real x = activate<ACTIVATION>(linear(half, c, inside, *total, scale));
+    if constexpr (GLU) x *= linear(half, c + call.n, inside, total[P::SLICE / 4], scale_of_value);
     if constexpr (RESIDUAL) x += inside ? to<Real>(call.residual[call.of_residual.at(batch, r, c)]) : Real(0);
     return to<C>(x * out_scale);
   };
 #pragma unroll
   for (int eight = 0; eight < P::CHUNK / 8; ++eight) {
     if constexpr (BIAS || RESIDUAL) __syncwarp(); /* or loads for all columns would start here, and take registers */
+    float2 scales = {}, of_values = {};
+    if constexpr (SCALES == OF_ROWS) {
+      uint32_t from = columns + 4 * (8 * eight + lane % 4 * 2);
+      scales = read_pair(from);
+      if constexpr (GLU) of_values = read_pair(from + 4 * (P::COLUMNS / 2));
+    }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const Sum *pair = sum + 4 * eight + 2 * half;
       int at = (lane / 4 + 8 * half) * WIDTH + (8 * eight + lane % 4 * 2) * int(sizeof(C));
-      put_pair(chunk + (at ^ (at >> 3 & SWIZZLE)), element(half, 8 * eight, pair), element(half, 8 * eight + 1, pair + 1));
+      put_pair(chunk + (at ^ (at >> 3 & SWIZZLE)), element(half, 8 * eight, pair, scales.x, of_values.x),
+               element(half, 8 * eight + 1, pair + 1, scales.y, of_values.y));
     }
   }
 }
@@ -455,21 +550,16 @@ __device__ __forceinline__ void write_chunk(uint32_t from, const Call &call, int
   }
 }
 
-/* Finish what a consumer has, from row m and column n of C on, and store it. */
+/* Finish what a consumer has, from row m and column n of C on, and store it; `columns`: the first one's scale. */
 template <class P>
 __device__ __forceinline__ void finish(
-    const Slice<P> &sum, const TensorMap &map_c, const Call &call, bool direct, uint32_t staging, int batch, int m,
-    int n) {
+    const Slice<P> &sum, const TensorMap &map_c, const Call &call, bool direct, const RowScales<P> &scales,
+    uint32_t columns, uint32_t staging, int batch, int m, int n) {
   constexpr int COLUMNS = P::SLICE / P::HALVES;
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
 #pragma unroll
   for (int piece = 0; piece < P::PIECES; ++piece) {
     int row = m + piece * 64 + warp * 16;
-    float scales[2] = {};
-    if constexpr (SCALES == OF_ROWS) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) scales[half] = call.of_a.of(min(row + lane / 4 + 8 * half, call.m - 1));
-    }
 #pragma unroll
     for (int column = 0; column < COLUMNS; column += P::CHUNK) {
       int number = piece * (COLUMNS / P::CHUNK) + column / P::CHUNK;
@@ -482,7 +572,8 @@ __device__ __forceinline__ void finish(
         }
       }
       __syncwarp();
-      stage_chunk<P>(chunk, &sum[piece][column / 2], call, scales, batch, row, n + column, lane);
+      stage_chunk<P>(chunk, &sum[piece][column / 2], call, scales.rows[piece], columns + 4 * column, batch, row,
+                     n + column, lane);
       if (direct) {
         __syncwarp();
         write_chunk<P>(chunk, call, batch, row, n + column, lane);
@@ -501,24 +592,31 @@ __device__ __forceinline__ void consume(
     const TensorMap &map_c, const Call &call, bool direct, const Tiles<P> &tiles, Shared<P> shared, int consumer) {
   int lane = threadIdx.x % 32;
   int top = P::BESIDE ? 0 : consumer * P::ROWS, left = P::BESIDE ? consumer * P::COLUMNS : 0; /* of the tile */
-  uint32_t staging = shared.staging(threadIdx.x / 32);
+  uint32_t staging = shared.staging(threadIdx.x / 32), columns = shared.columns(consumer);
   Ring<P::STAGES> ring;
   for (int i = tiles.first; i < tiles.count; i += tiles.step) {
     Sums<P> sum = {};
+    RowScales<P> scales;
     int m, n, batch;
     tiles.place(i, m, n, batch);
+    if constexpr (SCALES == OF_ROWS) scales.load(call, m, n, top, left);
     m += top, n += left / P::HALVES;
-    if constexpr (PROMOTED) {
+    if constexpr (PROMOTED && P::IN_PAIRS) {
+      multiply_in_pairs<P>(sum, ring, shared, tiles, lane);
+    } else if constexpr (PROMOTED) {
       multiply_promoted<P>(sum, ring, shared, tiles, top, left, lane);
     } else {
       multiply<P>(sum, ring, shared, tiles, top, left, lane);
     }
+    if constexpr (SCALES == OF_ROWS) scales.share(columns, consumer);
     if constexpr (P::SPLIT > 1) {
+      constexpr int COLUMNS = P::SLICE / P::HALVES;
       Slice<P> slice;
       add_up<P>(slice, sum, shared, consumer, tiles.rank);
-      finish<P>(slice, map_c, call, direct, staging, batch, m, n + tiles.rank * (P::SLICE / P::HALVES));
+      finish<P>(slice, map_c, call, direct, scales, columns + 4 * tiles.rank * COLUMNS, staging, batch, m,
+                n + tiles.rank * COLUMNS);
     } else {
-      finish<P>(sum, map_c, call, direct, staging, batch, m, n);
+      finish<P>(sum, map_c, call, direct, scales, columns, staging, batch, m, n);
     }
   }
   if (lane == 0) store_wait<0>();

@@ -6,9 +6,7 @@ import re
 from typing import NamedTuple
 
 from tlhub.errors import BuildError
-
-BYTES = 128
-"""Bytes of K in a stage."""
+from tlhub_mixed.cuda.operands import BYTES, OF_BLOCKS, OF_ROWS
 
 _SHARED = 227 * 1024  # bytes that blocks of a processor may have, but for 1024 of each but the first
 _MOST_STAGES = 8
@@ -90,23 +88,24 @@ class Plan(NamedTuple):
         fits = (n for n in (128, 64, 32, 16) if self.finished(glu) % n == 0 and _LEAST_CHUNK <= n * item <= BYTES)
         return next(fits)
 
-    def stages(self, item: int, glu: bool, scaled: bool) -> int:
-        """Return how many stages of the ring there is room for beside the rest; *scaled*: with scales of blocks."""
+    def stages(self, item: int, glu: bool, scales: int) -> int:
+        """Return how many stages of the ring there is room for beside the rest, *scales* among it."""
         room = (_SHARED + 1024) // self.resident - 1024
-        return min(_MOST_STAGES, (room - self._staging(item, glu)) // self._stage(scaled))
+        return min(_MOST_STAGES, (room - self._staging(item, glu, scales)) // self._stage(scales))
 
-    def shared(self, item: int, glu: bool, scaled: bool) -> int:
-        """Return the bytes of shared memory of a block: the ring with two barriers a stage, and what is staged."""
-        return self.stages(item, glu, scaled) * self._stage(scaled) + self._staging(item, glu)
+    def shared(self, item: int, glu: bool, scales: int) -> int:
+        """Return the bytes of shared memory of a block: a ring with two barriers a stage, what is staged, *scales*."""
+        return self.stages(item, glu, scales) * self._stage(scales) + self._staging(item, glu, scales)
 
-    def _stage(self, scaled: bool) -> int:
-        return (self.rows + self.columns) * BYTES + 16 + (4 * (self.rows + 8) if scaled else 0)
+    def _stage(self, scales: int) -> int:
+        return (self.rows + self.columns) * BYTES + 16 + (4 * (self.rows + 8) if scales == OF_BLOCKS else 0)
 
-    def _staging(self, item: int, glu: bool) -> int:
+    def _staging(self, item: int, glu: bool, scales: int) -> int:
         chunk = self.chunk(item, glu)
         pieces = 1 if self._beside else self.rows // self.consumers // 64
         chunks = self.finished(glu) // chunk * pieces
-        return 4 * self.consumers * min(2, chunks) * 16 * chunk * item
+        of_columns = 4 * self.columns // (2 if self._beside else 1) if scales == OF_ROWS else 0
+        return self.consumers * (4 * min(2, chunks) * 16 * chunk * item + of_columns)
 
     def _cycles(self, promoted: bool) -> tuple[int, int]:
         """Cycles of a stage, and of an epilogue."""

@@ -102,9 +102,9 @@ def _name(plan: Plan) -> str:
 
 def _instance(problem: Problem, plan: Plan) -> str:
     item, glu = item_of(problem, "c"), _glu(problem)
-    sizes = (plan.rows, plan.columns, plan.stages(item, glu, _scaled(problem)))
+    sizes = (plan.rows, plan.columns, plan.stages(item, glu, kind(problem).scales))
     numbers = (*sizes, plan.share, plan.split, plan.band, plan.chunk(item, glu))
-    return f"PRODUCT({_name(plan)}, {plan.shared(item, glu, _scaled(problem))}, {', '.join(map(str, numbers))})"
+    return f"PRODUCT({_name(plan)}, {plan.shared(item, glu, kind(problem).scales)}, {', '.join(map(str, numbers))})"
 
 
 def _operand(problem: Problem, name: str, box: int, copied: bool) -> TensorMap:
@@ -164,7 +164,7 @@ def _product(problem: Problem, plan: Plan, copied: bool, direct: bool) -> Launch
             Parameter("int", int(direct)),
             *code.parameters(problem),
         ),
-        shared=plan.shared(item, _glu(problem), _scaled(problem)),
+        shared=plan.shared(item, _glu(problem), kind(problem).scales),
         cluster=(plan.cluster, 1, 1),
         programmatic=True,
     )
