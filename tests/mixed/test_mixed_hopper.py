@@ -15,12 +15,14 @@ from tlhub.errors import BuildError
 from tlhub.specs import DeviceFacts
 from tlhub.workload import Item
 from tlhub_gemm.contract import GEMM
+from tlhub_mixed.contracts.scaled import SCALED as SCALED_PRODUCT
 from tlhub_mixed.cuda.operands import NO_SCALES, OF_BLOCKS, OF_ROWS, kind
 from tlhub_mixed.cuda.products import products
 from tlhub_mixed.hopper import plan as plan_module
 from tlhub_mixed.hopper.gemm import HOPPER_MIXED
 from tlhub_mixed.hopper.plan import PLAIN, PROMOTED, SCALED, Plan
 from tlhub_mixed.hopper.program import program
+from tlhub_mixed.hopper.scaled import HOPPER_SCALED
 
 H200 = DeviceFacts("cuda:sm_90a", "an H200", cores=132, shared_memory=227 * 1024)
 ALL = {"epilogue": "gelu", "bias": True, "residual": True}
@@ -94,6 +96,26 @@ def test_the_model_chooses_what_was_measured_to_be_fast(shape, options, plan):
     assert plans(make(*shape, **options))[0].removesuffix("-b2") == plan
 
 
+@pytest.mark.parametrize(
+    ("shape", "scaling", "plan"),
+    [
+        ((2048, 2048, 2048), "row", "256x128"),
+        ((8192, 8192, 8192), "row", "128x192-b2"),
+        ((4096, 24576, 1536), "row", "128x192-b2"),
+        ((4096, 7168, 16384), "block", "128x256"),
+        ((64, 24576, 1536), "block", "64x192"),
+        ((64, 4096, 7168), "block", "64x64-k2"),
+        ((64, 7168, 2048), "block", "64x64"),
+        ((128, 4096, 7168), "block", "64x64"),
+        ((128, 7168, 16384), "block", "128x128-k2"),
+        ((128, 32768, 512), "block", "128x128"),
+    ],
+)
+def test_products_with_scales_have_the_plan_that_was_measured_to_be_fast(shape, scaling, plan):
+    made = problem.make(SCALED_PRODUCT, shape, E4M3, {"trans_b": True, "scaling": scaling})
+    assert HOPPER_SCALED.configs(made, H200)[0]["plans"] == plan
+
+
 def test_sums_are_promoted_where_the_tensor_core_would_lose_bits():
     assert kind(make()).promoted and not kind(make(fast_accum=True)).promoted and not kind(make(dtype="int8")).promoted
     assert kind(make(dtype="float32", compute="3xtf32")) == (0, True, 3)
@@ -110,12 +132,14 @@ def test_a_price_is_the_cost_that_was_computed_here():
     def ceil_div(x, y):
         return -(-x // y)
 
+    ways = ((False, NO_SCALES, 32, 1), (True, NO_SCALES, 32, 3), (True, OF_ROWS, 128, 1), (True, OF_BLOCKS, 128, 1))
     for p in (*PLAIN, *PROMOTED, *SCALED):
-        for promoted, depth, parts in ((True, 128, 1), (False, 32, 1), (True, 32, 3)):
+        for promoted, scales, depth, parts in ways:
             clusters = f"B * CEIL_DIV(M, {p.rows * p.share}) * CEIL_DIV(N, {p.columns})"
-            price = p.price(clusters, promoted, depth, parts).replace("/", "//")
+            price = p.price(clusters, promoted, scales, depth, parts).replace("/", "//")
             values = {"CEIL_DIV": ceil_div, "SMS": 132, "B": 2, "M": 1000, "N": 4100, "K": 777}
-            cost = p.cost(2, 1000, 4100, 777, promoted=promoted, depth=depth, parts=parts, processors=132)
+            how = {"promoted": promoted, "scales": scales, "depth": depth, "parts": parts}
+            cost = p.cost(2, 1000, 4100, 777, **how, processors=132)
             assert eval(price, values) == cost
 
 

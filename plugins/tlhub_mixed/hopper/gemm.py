@@ -82,7 +82,14 @@ def _cost(p: plan.Plan, problem: Problem, case: Mapping[str, int], facts: Device
     dim = {"B": 1, **problem.dim}
     b, m, n, k = (case.get(e, 1) if isinstance(e, str) else e for e in (dim[name] for name in "BMNK"))
     made, depth = kind(problem), plan.BYTES * 8 // DTYPES[dict(problem.dtypes)["a"]][1]
-    return p.cost(b, m, n, k, promoted=made.promoted, depth=depth, parts=made.parts, processors=facts.cores)
+    return p.cost(
+        *(b, m, n, k),
+        promoted=made.promoted,
+        scales=made.scales,
+        depth=depth,
+        parts=made.parts,
+        processors=facts.cores,
+    )
 
 
 HOPPER_MIXED = Schedule(

@@ -107,27 +107,32 @@ class Plan(NamedTuple):
         of_columns = 4 * self.columns // (2 if self._beside else 1) if scales == OF_ROWS else 0
         return self.consumers * (4 * min(2, chunks) * 16 * chunk * item + of_columns)
 
-    def _cycles(self, promoted: bool) -> tuple[int, int]:
-        """Cycles of a stage, and of an epilogue."""
+    def _cycles(self, promoted: bool, scales: int) -> tuple[int, int, int]:
+        """Cycles of a stage, of a tile's end, and of the last one's, which nothing hides."""
         products = self.rows * self.columns // 32
         loads = (self.rows + self.columns // self.share) * _LOAD // 10
-        added = 110 if self.consumers == 1 and self.split > 1 else 280  # the tensor core waits while sums are added up
-        stage = max(products + (added if promoted else 120), loads) + (40 if self.share > 1 else 0)
-        return stage, 2 * products // self.split + (2000 * self.split if self.split > 1 else 0)
+        split = 1300 * self.split if self.split > 1 else 0
+        end, last = products // self.split, (4 if promoted else 2) * products // self.split + split
+        if promoted and self.consumers == 2 and scales == OF_ROWS:
+            return max(products, loads) + products // 4, end, last
+        waits = 180 if self.columns <= 64 and self.consumers == 1 else 450  # the tensor core, while sums are added up
+        return max(products + (waits if promoted else 120), loads) + (40 if self.share > 1 else 0), end, last
 
-    def price(self, clusters: str, promoted: bool, depth: int, parts: int) -> str:
+    def price(self, clusters: str, promoted: bool, scales: int, depth: int, parts: int) -> str:
         """Return what a product is expected to take, in cycles, as a C expression: waves of a block a processor, stages
-        of *depth* elements, epilogues. *clusters*: how many have a tile."""
-        stage, epilogue = self._cycles(promoted)
+        of *depth* elements, tiles' ends. *clusters*: how many have a tile."""
+        stage, end, last = self._cycles(promoted, scales)
         waves = f"CEIL_DIV({clusters}, SMS * {self._fit} / 8 / {self.cluster})"
-        return f"{waves} * (CEIL_DIV(K, {depth * self.split}) * {parts * stage} + {epilogue})"
+        return f"{waves} * (CEIL_DIV(K, {depth * self.split}) * {parts * stage} + {end}) + {last}"
 
-    def cost(self, b: int, m: int, n: int, k: int, *, promoted: bool, depth: int, parts: int, processors: int) -> int:
+    def cost(
+        self, b: int, m: int, n: int, k: int, *, promoted: bool, scales: int, depth: int, parts: int, processors: int
+    ) -> int:
         """Return what ``price`` computes."""
-        stage, epilogue = self._cycles(promoted)
+        stage, end, last = self._cycles(promoted, scales)
         clusters = b * -(-m // (self.rows * self.share)) * -(-n // self.columns)
         waves = -(-clusters // (processors * self._fit // 8 // self.cluster))
-        return waves * (-(-k // (depth * self.split)) * parts * stage + epilogue)
+        return waves * (-(-k // (depth * self.split)) * parts * stage + end) + last
 
     @property
     def _fit(self) -> int:

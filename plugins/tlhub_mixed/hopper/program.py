@@ -85,7 +85,7 @@ def _clusters(problem: Problem, plan: Plan) -> str:
 
 def _price(problem: Problem, plan: Plan) -> str:
     made = kind(problem)
-    return plan.price(_clusters(problem, plan), made.promoted, BYTES // item_of(problem, "a"), made.parts)
+    return plan.price(_clusters(problem, plan), made.promoted, made.scales, BYTES // item_of(problem, "a"), made.parts)
 
 
 def _glu(problem: Problem) -> bool:
