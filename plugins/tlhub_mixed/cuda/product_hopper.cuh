@@ -278,7 +278,8 @@ template <class P> struct BlockScales {
 /* Add the sums of a product, from `column` on, to those of a piece. */
 template <class P>
 __device__ __forceinline__ void add_product(
-    Sum (&total)[P::COLUMNS / 2], const Sum (&sum)[P::AT_ONCE / 2], const BlockScales<P> &scales, int piece, int column) {
+    Sum (&total)[P::COLUMNS / 2], const Sum (&sum)[P::AT_ONCE / 2], const BlockScales<P> &scales, int piece,
+    int column) {
 #pragma unroll
   for (int i = 0; i < P::AT_ONCE / 2; ++i) {
     Sum &to = total[column / 2 + i];
