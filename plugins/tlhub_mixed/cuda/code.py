@@ -27,8 +27,8 @@ TYPES = {
 
 
 def source(problem: Problem, constants: Mapping[str, object], *names: str | Path, operand: str | None = None) -> str:
-    """Return one source: what *problem* defines with *constants* (``SCALES``, ``PROMOTED``, ``PARTS``, and what *names*
-    expect), call.cuh, and *names*, files of cuda/ or whole paths. *operand*: the C++ type by which a and b are read,
+    """Return one source: what *problem* defines with *constants*, which *names* expect, call.cuh, and *names*,
+    files of cuda/ or whole paths. *operand*: the C++ type by which a and b are read,
     where it is not their own."""
     folder = Path(__file__).parent
     texts = ((folder / name).read_text(encoding="utf-8") for name in (ELEMENTS, "call.cuh", *names))

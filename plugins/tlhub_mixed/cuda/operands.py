@@ -43,8 +43,8 @@ def kind(problem: Problem) -> Kind:
 
 
 def dtype_of(problem: Problem, name: str) -> str:
-    """Return the dtype of an operand or of c; that of weights which are unpacked is a's."""
-    return dict(problem.dtypes).get(name, problem.dtype)
+    """Return the dtype of an operand or of c."""
+    return dict(problem.dtypes)[name]
 
 
 def item_of(problem: Problem, name: str) -> int:
@@ -74,10 +74,9 @@ def values(problem: Problem, parts: int) -> Mapping[str, Expression]:
     *parts* there always are."""
     size = item_of(problem, "a")
     batches = code.extents(problem, "c")[0]
-    copied = {name: parts > 1 or name not in dict(problem.dtypes) for name in "ab"}
     return {
         "padded": f"(K < 1 ? 1 : CEIL_DIV(K, {BYTES // size})) * {BYTES // size}",
-        **{f"fits_{name}": "0" if copied[name] else aligned(problem, name) for name in "ab"},
+        **{f"fits_{name}": "0" if parts > 1 else aligned(problem, name) for name in "ab"},
         **{
             f"copy_{name}": f"fits_{name} ? 0 : CEIL_DIV(padded * {parts * size} * {rows} * {batches}, 256) * 256"
             for name, rows in (("a", "M"), ("b", "N"))
@@ -94,12 +93,10 @@ def pack(problem: Problem) -> Launch:
     """Return the launch that copies those of a and b that do not fit."""
 
     def operand(name: str, at: str, rows: str) -> tuple[Parameter, ...]:
-        there = name in dict(problem.dtypes)
-        steps = code.strides(problem, name) if there else ("0", "0", "0")
         return (
-            Parameter("void *", f"DATA({name})" if there else 0),
-            *(Parameter("int64_t", step) for step in steps),
-            Parameter("void *", f"(fits_{name} ? (void *)0 : {room(at)})" if there else 0),
+            Parameter("void *", f"DATA({name})"),
+            *(Parameter("int64_t", step) for step in code.strides(problem, name)),
+            Parameter("void *", f"(fits_{name} ? (void *)0 : {room(at)})"),
             Parameter("int64_t", rows),
         )
 

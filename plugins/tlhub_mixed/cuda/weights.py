@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tlhub.specs import DeviceFacts, Problem, Schedule
-from tlhub_mixed.cuda.weights_program import number
+from tlhub_mixed.cuda.code import number
 
 _LEAST_ARCH = 80
 

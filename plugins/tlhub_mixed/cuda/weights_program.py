@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -36,10 +35,9 @@ def program(problem: Problem, config: Config, arch: str) -> CudaProgram:
 
 
 def numbers(problem: Problem) -> dict[str, object]:
-    """Return the constants that weights.cuh and the products of unpacked weights expect."""
-    option, plain = problem.option, {"SCALES": 0, "PROMOTED": 0, "PARTS": 1}
-    group, zeros = int(option["group"] or 0), int(bool(option["zero_point"]))
-    return {**plain, "BITS": bits(problem), "GROUP_SIZE": group, "ZEROS": zeros}
+    """Return the constants that weights.cuh expects."""
+    group, zeros = int(problem.option["group"] or 0), int(bool(problem.option["zero_point"]))
+    return {"BITS": bits(problem), "GROUP_SIZE": group, "ZEROS": zeros}
 
 
 def bits(problem: Problem) -> int:
@@ -59,7 +57,7 @@ def branches(problem: Problem, arch: str, few: Sequence[Few] = KERNELS) -> tuple
     found = []
     for whole, width in few:
         fits = [SMALL, _whole(problem) if whole else "", f"M <= {8 * width}" if width < max(_WIDTHS) else ""]
-        for split, busy in splits(_blocks(problem, width), _SPLITS[-1] if number(arch) >= 90 else 1):
+        for split, busy in splits(_blocks(problem, width), _SPLITS[-1] if code.number(arch) >= 90 else 1):
             launch = _few(problem, arch, width, whole, split)
             found.append(Branch((launch,), " && ".join(filter(None, [*fits, busy]))))
     return tuple(found)
@@ -69,12 +67,6 @@ def splits(blocks: str, most: int) -> list[tuple[int, str]]:
     """Return how many of *blocks* may share K, up to *most*, each with the condition under which they are enough: the
     first that holds keeps most processors busy."""
     return [(n, f"{blocks} * {n} >= SMS * 7 / 8" if n < most else "") for n in _SPLITS if n <= most]
-
-
-def number(arch: str) -> int:
-    """Return the number of an arch: 90 of ``cuda:sm_90a``."""
-    found = re.search(r"_(\d+)", arch)
-    return int(found[1]) if found else 0
 
 
 def _name(width: int, whole: bool) -> str:
@@ -123,5 +115,5 @@ def _few(problem: Problem, arch: str, width: int, whole: bool, split: int) -> La
         parameters=(*a, *weights(problem), *code.parameters(problem)),
         shared=_shared(problem, width),
         cluster=(1, split, 1),
-        programmatic=number(arch) >= 90,
+        programmatic=code.number(arch) >= 90,
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
 
 from tlhub.build.program import Branch, CudaProgram, Expression, Launch, Parameter, TensorMap
 from tlhub.cuda import tensor_cores
@@ -49,22 +48,11 @@ def values(problem: Problem, plans: Sequence[Plan]) -> Mapping[str, Expression]:
     }
 
 
-Unpacked: TypeAlias = "tuple[tuple[str, tuple[Launch, ...]], ...]"
-"""Launches that write b to its place in the scratch memory, by the conditions under which they are taken."""
-
-
-def branches(problem: Problem, plans: Sequence[Plan], unpacked: Unpacked = ()) -> tuple[Branch, ...]:
-    """Return the branches: the cheapest plan, on arrays as they are, or on copies of operands in scratch memory.
-    *unpacked*: of a problem that has no b."""
+def branches(problem: Problem, plans: Sequence[Plan]) -> tuple[Branch, ...]:
+    """Return the branches: the cheapest plan, on arrays as they are, or on copies of operands in scratch memory."""
     whole = ["N % 2 == 0"] if _glu(problem) else []
     whole += [f"N_2 % {SPAN} == 0"] if _scaled(problem) and _glu(problem) else []
-    pack = (operands.pack(problem),)
-    ways: list[tuple[str, tuple[Launch, ...]]]
-    if unpacked:
-        ways = [(f"fits_a && {when}" if when else "fits_a", launches) for when, launches in unpacked]
-        ways += [(when, (*launches, *pack)) for when, launches in unpacked]
-    else:
-        ways = [("fits_a && fits_b", ()), ("", pack)]
+    ways: list[tuple[str, tuple[Launch, ...]]] = [("fits_a && fits_b", ()), ("", (operands.pack(problem),))]
     found: list[Branch] = []
     for i, plan in enumerate(plans):
         cheapest = [f"cost_{i} <= cost_{j}" for j in range(i + 1, len(plans))]
@@ -120,8 +108,6 @@ def _operand(problem: Problem, name: str, box: int, copied: bool) -> TensorMap:
     width = f"padded * {kind(problem).parts}"
 
     def either(of_array: str, of_copy: str) -> str:
-        if name not in dict(problem.dtypes):
-            return of_copy
         return f"(fits_{name} ? {of_array} : {of_copy})" if copied else of_array
 
     def step(extent: str, stride: str, of_copy: str) -> str:

@@ -21,7 +21,7 @@ def program(problem: Problem, config: Config, arch: str) -> CudaProgram:
     rest = weights_program.KERNELS[-1:]  # where codes are not 16 bytes side by side
     source = [
         weights_program.HEADERS,
-        code.source(problem, weights_program.numbers(problem), *files),
+        code.source(problem, {**weights_program.numbers(problem), "PARTS": 1}, *files),
         tensor_cores.from_registers(problem.dtype, _COLUMNS[2:]),
         *weights_program.kernels(problem, rest),
         *(_instance(problem, columns) for columns in _COLUMNS),
