@@ -54,13 +54,16 @@ template <class P> struct Lookup {
   }
 };
 
-/* Load a box of positions of a tensor of five dims: 64 channels, the others of a head, position, head, sequence or page. */
+/* Load a box of positions of a tensor of five dims: 64 channels, the others of a head, position, head, sequence or page.
+ * It is read once, so L2 gives it up first. */
 __device__ __forceinline__ void load_positions(
     uint32_t to, const TensorMap &map, uint32_t barrier, int channel, int position, int head, int batch) {
+  uint64_t once;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
   asm volatile(
-      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes"
-      " [%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(to),
-      "l"(&map), "r"(barrier), "r"(channel), "r"(0), "r"(position), "r"(head), "r"(batch)
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+      " [%0], [%1, {%3, %4, %5, %6, %7}], [%2], %8;" ::"r"(to),
+      "l"(&map), "r"(barrier), "r"(channel), "r"(0), "r"(position), "r"(head), "r"(batch), "l"(once)
       : "memory");
 }
 
