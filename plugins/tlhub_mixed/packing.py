@@ -107,17 +107,16 @@ def from_gptq(
     per = _words(bits)
     codes = _split("qweight", qweight, bits).swapaxes(1, 2).reshape(per * len(qweight), qweight.shape[1])
     zero = _split("qzeros", qzeros, bits).reshape(len(qzeros), per * qzeros.shape[1]).astype(np.int32) + int(minus_one)
+    columns = qweight.shape[1]
+    if qzeros.shape[1] != -(-columns // per):  # of other bits, or with padding
+        raise _wrong("qzeros", f"(G, N/{per}) for qweight (K/{per}, N), N={columns}", str(qzeros.shape))
     _two_dims("scales", scales)
-    if (codes.shape[1], len(zero)) != (scales.shape[1], len(scales)) or zero.shape[1] < scales.shape[1]:
-        raise _wrong(
-            "scales",
-            f"(G, N), {(len(zero), codes.shape[1])} for qweight (K/{per}, N) and qzeros (G, N/{per})",
-            str(scales.shape),
-        )
+    if scales.shape != (len(zero), columns):
+        raise _wrong("scales", f"(G, N), {(len(zero), columns)} for qweight and qzeros", str(scales.shape))
     in_order = np.arange(len(codes)) * len(scales) // max(len(codes), 1)
     if g_idx is not None and not np.array_equal(np.asarray(g_idx), in_order):
         raise _wrong("g_idx", "k / group for each k", "another order: groups are not consecutive (desc_act)")
-    return assemble(codes.T, scales.T, zero[:, : scales.shape[1]].T, bits=bits)
+    return assemble(codes.T, scales.T, zero[:, :columns].T, bits=bits)
 
 
 def from_awq(qweight: Array, qzeros: Array, scales: Array) -> Weights:

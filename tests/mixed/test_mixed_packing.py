@@ -127,6 +127,14 @@ CODES, SCALE = np.zeros((2, 96), np.int64), np.ones((2, 3), np.float16)
             ),
             "'g_idx': expected k / group for each k",
         ),
+        (  # of 8 bits, read as 4: a K twice as long, in groups that the kernels have
+            lambda: packing.from_gptq(np.zeros((16, 16), np.int32), np.zeros((2, 4), np.int32), np.ones((2, 16))),
+            r"'qzeros': expected \(G, N/8\) for qweight \(K/8, N\), N=16, got \(2, 4\)",
+        ),
+        (
+            lambda: packing.from_gptq(np.zeros((8, 16), np.int32), np.zeros((2, 2), np.int32), np.ones((1, 16))),
+            r"'scales': expected \(G, N\), \(2, 16\) for qweight and qzeros, got \(1, 16\)",
+        ),
         (
             lambda: packing.from_awq(np.zeros((32, 2), np.int64), np.zeros((1, 2), np.int32), np.ones((1, 16))),
             "'qweight': expected two dims of int32, got int64",
