@@ -27,7 +27,7 @@ def test_kernels(tlhub):
     rows = {k["name"]: k for k in tlhub("kernels", "--json").json}
     assert {"gemm", "attention"} <= set(rows)
     gemm = rows["gemm"]
-    assert [d["name"] for d in gemm["dims"]] == ["B", "M", "N", "K"] and gemm["dims"][0]["default"] == 1
+    assert [d["name"] for d in gemm["dims"]] == ["B", "M", "N", "K", "N_2"] and gemm["dims"][0]["default"] == 1
     assert "float32" in gemm["dtypes"] and "trans_a" in [o["name"] for o in gemm["options"]]
     shown = tlhub("kernels").stdout.splitlines()
     assert shown[0].split()[0] == "kernel" and {"gemm", "attention"} <= {line.split()[0] for line in shown[1:]}
