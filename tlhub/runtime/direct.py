@@ -34,7 +34,7 @@ def __call__(self, {absent}, /, *more, out=None, stream=None, workspace=None, **
             except (ValueError, TypeError, OverflowError) as error:
                 # what it lacks may be scratch memory, which few calls need: that is asked for by what follows
                 if self._single and (self._scratch is None or workspace is not None):
-                    raise mistakes.of_call(self, error, ({inputs},)) from None
+                    raise mistakes.of_call(self, error, ({inputs},), scalars) from None
             except RuntimeError as error:
                 return self._again(error, ({inputs},), out, workspace, scalars)
     inputs = tuple(x for x in ({inputs},) if x is not ABSENT)

@@ -108,7 +108,7 @@ class CompiledKernel:
             with streams.current(inputs[0]):
                 return int(self._scratch(*read, *self._written(results), None, *values))
         except (ValueError, TypeError, OverflowError) as error:
-            raise mistakes.of_call(self, error, inputs) from None
+            raise mistakes.of_call(self, error, inputs, scalars) from None
         except RuntimeError as error:
             self._give_way(error)
             return self.workspace(*inputs, **scalars)
@@ -124,7 +124,7 @@ class CompiledKernel:
                 except BufferError:  # a read-only NumPy array, say, of a type that may otherwise be handed over
                     room = self._run(inputs, self._readable(inputs), results, workspace, values)
             except (ValueError, TypeError, OverflowError) as error:
-                raise mistakes.of_call(self, error, inputs) from None
+                raise mistakes.of_call(self, error, inputs, scalars) from None
             except RuntimeError as error:
                 return self._again(error, inputs, out, workspace, scalars, results)
         done = tuple(f(x) if f else x for f, x in zip(finish, results, strict=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from tlhub.errors import ArgumentError, DeviceError, PluginError, suggest
@@ -32,7 +33,7 @@ def is_unfit(error: Exception) -> TypeGuard[DeviceError]:
     return isinstance(error, DeviceError) and error.message.endswith(_UNFIT)
 
 
-def of_call(called: CompiledKernel, error: Exception, inputs: tuple[Any, ...]) -> Exception:
+def of_call(called: CompiledKernel, error: Exception, inputs: tuple[Any, ...], scalars: Mapping[str, Any]) -> Exception:
     """Return the ArgumentError that the library's own refusal stands for."""
     if isinstance(error, ArgumentError):
         return error
@@ -47,6 +48,11 @@ def of_call(called: CompiledKernel, error: Exception, inputs: tuple[Any, ...]) -
             f"{called.kernel.name}: the program of {called.schedule!r} refuses what the contract allows: {error}",
             hint=f"tlhub schedules {called.kernel.name}",
         )
+    for scalar in called.signature.scalars:  # tvm-ffi has refused a larger integer, without a word of which
+        value = scalars.get(scalar.name)
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            hint = f"{scalar.name}=float(...)" if scalar.kind == "float" else f"leave {scalar.name}= away"
+            return arrays.refuse(called.kernel.name, scalar.name, "a number of 64 bits", "a larger integer", hint)
     told = line if line.startswith(f"{called.kernel.name}: ") else f"{called.kernel.name}: {line}"
     return ArgumentError(told, hint=f"tlhub kernels {called.kernel.name}")
 
