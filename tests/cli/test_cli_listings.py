@@ -42,6 +42,14 @@ def test_a_contract_shows_every_option_with_its_choices(tlhub):
             assert str(choice).lower() in line.lower()
 
 
+def test_arguments_that_differ_in_dtype_alone_are_shown_once(tlhub):
+    inputs = next(line for line in tlhub("kernels", "gemm").stdout.splitlines() if line.startswith("inputs"))
+    assert inputs.endswith(
+        "residual(B, M, N) if residual=true and glu=false; residual(B, M, N_2) if residual=true and glu=true"
+    )
+    assert inputs.count("bias(N) if bias=true;") == 1 and "out_dtype" not in inputs
+
+
 def test_schedules_say_who_brings_them(tlhub):
     found = tlhub("schedules", "gemm", "--json").json
     assert found and all(s["kernel"] == "gemm" for s in found)

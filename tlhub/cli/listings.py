@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from tlhub.cli import output
 from tlhub.cli.command import Command, json_option, show
-from tlhub.specs import Arg, Dim, Kernel, Schedule, Target
+from tlhub.specs import Arg, Kernel, Schedule, Target, Value
 
 if TYPE_CHECKING:
     from tlhub.catalog import Catalog
@@ -128,8 +129,8 @@ def _show_contract(kernel: Kernel, schedules: tuple[Schedule, ...]) -> None:
             ("kernel", f"{kernel.name}, revision {kernel.revision}"),
             ("dims", _dims(kernel)),
             ("dtypes", ", ".join(kernel.dtypes)),
-            ("inputs", "; ".join(map(_arg, kernel.inputs))),
-            ("outputs", "; ".join(map(_arg, kernel.outputs))),
+            ("inputs", _args(kernel.inputs)),
+            ("outputs", _args(kernel.outputs)),
             ("scalars", ", ".join(f"{s.name}={s.default} ({s.kind})" for s in kernel.scalars) or "none"),
             ("schedules", ", ".join(s.name for s in schedules) or "none"),
             ("peers", ", ".join(kernel.peers) or "none"),
@@ -144,16 +145,24 @@ def _show_contract(kernel: Kernel, schedules: tuple[Schedule, ...]) -> None:
 
 
 def _dims(kernel: Kernel) -> str:
-    return " ".join(d.name + ("" if d.default is None else f"={d.default}") + _when(d, "[", "]") for d in kernel.dims)
+    return " ".join(
+        d.name + ("" if d.default is None else f"={d.default}") + _when(d.when, "[", "]") for d in kernel.dims
+    )
 
 
-def _arg(arg: Arg) -> str:
-    return f"{arg.name}({', '.join(arg.dims)})" + _when(arg, " ")
+def _args(args: tuple[Arg, ...]) -> str:
+    """Return the arguments with their dims and options; those that differ in dtype alone are one."""
+    found: dict[str, dict[str, Value]] = {}
+    for arg in args:
+        shown = f"{arg.name}({', '.join(arg.dims)})"
+        others = found.setdefault(shown, dict(arg.when))
+        found[shown] = {name: value for name, value in others.items() if arg.when.get(name, value) == value}
+    return "; ".join(shown + _when(when, " ") for shown, when in found.items())
 
 
-def _when(what: Arg | Dim, before: str, after: str = "") -> str:
-    """Return under which options there is such an argument or dim, "" for all."""
-    values = " and ".join(f"{name}={show(value)}" for name, value in what.when.items())
+def _when(when: Mapping[str, Value], before: str, after: str = "") -> str:
+    """Return under which options there is an argument or dim, "" for all."""
+    values = " and ".join(f"{name}={show(value)}" for name, value in when.items())
     return f"{before}if {values}{after}" if values else ""
 
 
