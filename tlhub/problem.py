@@ -27,11 +27,11 @@ def make(kernel: Kernel, shape: shapes.Shape, dtype: str | Mapping[str, str], op
     unknown = set(given) - {a.name for a in args if a.dtype == "dtype"}
     if unknown:
         name = sorted(unknown)[0]
-        takes = [a.name for a in args if a.dtype == "dtype"]
+        takes = {a.name: given.get(a.name, main) for a in args if a.dtype == "dtype"}
         raise ArgumentError(
             f"{kernel.name}: no input {name!r} takes a dtype here; inputs that do: {', '.join(takes)}",
             argument="dtype",
-            hint=", ".join(f"{n}={main}" for n in takes),
+            hint=f"dtype={takes!r}",
         )
     dtypes: dict[str, str] = {}
     for arg in args:

@@ -101,6 +101,21 @@ def test_every_choice_survives_being_shown_and_typed():
 
 
 @pytest.mark.parametrize(
+    ("args", "hint"),
+    [
+        (("gemm", "M=8,N=8,K=8,N_2=4", "--dtype", "float32"), "--option glu=true"),
+        (("gemm", "8,8,8", "--dtype", "a=float8_e4m3fn,b=float8_e5m2,c=int8"), "--dtype a=float8_e4m3fn,b=float8_e5m2"),
+        (("attention_decode", "B=1,S=1,H=1,D=8,S_kv=8,P=2", "--dtype", "float32"), "--option paged=true"),
+        (("gemm_w4a16", "M=1,N=8,K=128,G=4", "--dtype", "float16"), "--option group=32"),
+    ],
+)
+def test_a_hint_is_what_is_typed(tlhub, args, hint):
+    """Of what ``tlhub.get`` says by its keywords."""
+    outcome = tlhub("explain", *args)
+    assert outcome.code == 2 and outcome.stderr.endswith(f"\nhint: {hint}\n")
+
+
+@pytest.mark.parametrize(
     ("args", "said"),
     [
         (("get", "gem", "64,64,64", "--dtype", "float32"), ["'gem'", "did you mean 'gemm'"]),

@@ -205,7 +205,7 @@ def test_generalise_keeps_nothing_of_the_names() -> None:
         (None, "float32", {}, "by position 16,16,16, by name M=16,N=16,K=16"),
         ((8, 4, 2), "quux", {}, "tlhub kernels product"),
         ((8, 4, 2), {}, {}, "dtype='float32'"),
-        ((8, 4, 2), {"a": "int8", "bias": "int8"}, {"bias": True}, "a=int8, b=int8"),
+        ((8, 4, 2), {"a": "int8", "bias": "int8"}, {"bias": True}, "dtype={'a': 'int8', 'b': 'int8'}"),
         ((8, 4, 2), "float32", {"quux": 1}, "tlhub kernels product"),
         ((8, 4, 2), "float32", {"trans_a": 1}, "trans_a=True"),
         ((8, 4, 2), "float32", {"trans_a": "false"}, "trans_a=False"),

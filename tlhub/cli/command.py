@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import importlib
 import re
@@ -262,9 +263,24 @@ def request(
         )
     types = parse_dtype(dtype)
     values = parse_options(contract, options)
-    problem.make(contract, shape, types, values)  # so that no option can pass for a keyword of get()
+    try:
+        problem.make(contract, shape, types, values)  # so that no option can pass for a keyword of get()
+    except ArgumentError as error:
+        told = {"argument": error.argument, "expected": error.expected, "got": error.got}
+        raise ArgumentError(error.message, **told, hint=_typed(contract, error.hint)) from None
     place = {"device": device, "arch": arch, "schedule": schedule}
     return {"kernel": kernel, "shape": shape, "dtype": types, **place, **values}
+
+
+def _typed(kernel: Any, hint: str | None) -> str | None:
+    """Return a *hint* that is a keyword of ``tlhub.get`` as it is typed: ``--option glu=true`` for ``glu=True``."""
+    name, equals, written = (hint or "").partition("=")
+    if not equals or name not in ("dtype", *(o.name for o in kernel.options)):
+        return hint
+    value = ast.literal_eval(written)
+    if name == "dtype":
+        return f"--dtype {','.join(f'{argument}={dtype}' for argument, dtype in value.items())}"
+    return f"--option {name}={show(value)}"
 
 
 _EXAMPLES = {"dims": "M=1024,N=1024,K=1024", "dtype": "--dtype a=float8_e4m3fn,b=float8_e5m2"}
