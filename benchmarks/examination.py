@@ -71,9 +71,11 @@ def prove(item: Item) -> Row:
     for problem in tried:
         # the measurement has random data of the last
         for case in CASES if small(kernel.kernel, problem) else (CASES[:1] if problem is not tried[-1] else ()):
-            arrays = case.spoil(testing.inputs(kernel.kernel, problem, seed), np.random.default_rng(seed))
+            scalars = moved(kernel.kernel, problem) if case.moved else None
+            arrays = testing.inputs(kernel.kernel, problem, seed, scalars=scalars)
+            arrays = case.spoil(arrays, np.random.default_rng(seed))
             times = CALLS if problem.option.get("deterministic", True) else 1
-            how = {"device": place.device, "times": times, "gap": case.gap}
+            how = {"device": place.device, "times": times, "gap": case.gap, "scalars": scalars}
             error = max(error, testing.check(kernel, dims=problem.dim, arrays=arrays, **how))
     return {
         "arch": kernel.arch,
@@ -169,6 +171,15 @@ def with_gaps(
     return {name: apart(array) for name, array in arrays.items()}
 
 
+def moved(kernel: Kernel, problem: Problem) -> dict[str, float]:
+    """Return scalars that are no defaults, and no two the same: bounds where none were, and factors that are not 1."""
+    usual = testing.default_scalars(kernel, problem)
+    return {
+        s.name: 7 + i if s.kind == "int" else (0.75 + i / 8) * (usual[s.name] or 4.0)
+        for i, s in enumerate(kernel.scalars)
+    }
+
+
 def with_specials(arrays: dict[str, Array], rng: np.random.Generator) -> dict[str, Array]:
     """Return *arrays* with a NaN and two infinities each, at random places."""
     for array in arrays.values():
@@ -183,15 +194,16 @@ def inexact(array: Array) -> bool:
 
 
 class Case(NamedTuple):
-    """What is done to the inputs, and the ``gap`` between the rows of outputs."""
+    """What is done to the inputs, the ``gap`` between the rows of outputs, and whether scalars are ``moved``."""
 
     spoil: Callable[[dict[str, Array], np.random.Generator], dict[str, Array]]
     gap: Callable[[int], int] = lambda count: 0
+    moved: bool = False
 
 
 CASES = (
     Case(plain),
-    Case(functools.partial(with_gaps, gap=even), even),
+    Case(functools.partial(with_gaps, gap=even), even, moved=True),
     Case(functools.partial(with_gaps, gap=odd, offset=1), odd),
     Case(with_specials),
 )

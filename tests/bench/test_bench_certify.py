@@ -130,20 +130,38 @@ def test_a_symbolic_dim_is_tried_at_several_extents_by_one_binary(
     import tlhub
     from tlhub import testing
 
-    tried = []
+    tried, scalars = [], []
     monkeypatch.setattr(examination, "EXTENTS", (1, 9, 33))
     monkeypatch.setattr(examination, "SECONDS", 0.001)
     check = testing.check
-    monkeypatch.setattr(testing, "check", lambda *a, **k: tried.append(k["dims"]["M"]) or check(*a, **k))
+
+    def noted(*args: Any, **named: Any) -> float:
+        tried.append(named["dims"]["M"])
+        scalars.append(named["scalars"])
+        return check(*args, **named)
+
+    monkeypatch.setattr(testing, "check", noted)
     item = Item("gemm", ("M", 17, 65), "float32", {}, None, "cpu_blocked")
     tlhub.get(**item.request())
     row = examination.prove(item)
     assert sorted(set(tried)) == [1, 9, 33] and len(tried) == 3 * len(examination.CASES)
+    assert scalars.count({"alpha": 0.75, "out_scale": 0.875}) == 3 and None in scalars
     assert examination.measure(item)["seconds"] is None
     monkeypatch.setattr(examination, "CHECKED", 0)
     times = examination.measure(item)
     assert times["seconds"] > 0 and times["peer"] == "numpy" and times["ratio"] > 0
     assert isinstance(row["dims"]["M"], str) and row["dims"]["N"] == 17 and 0 < row["error"] <= 1
+
+
+def test_moved_scalars_are_no_defaults(examination: Any) -> None:
+    from tlhub import catalog, testing
+    from tlhub.problem import make
+
+    kernel = catalog.load().kernel("attention")
+    made = make(kernel, {"B": 1, "S": 9, "H": 2, "D": 16}, "float32", {})
+    usual, moved = testing.default_scalars(kernel, made), examination.moved(kernel, made)
+    assert usual.keys() == moved.keys() and all(moved[name] != value for name, value in usual.items())
+    assert moved["scale"] == 0.75 / 4 and isinstance(moved["window"], int) and moved["softcap"] > 0
 
 
 def test_the_data_of_the_cases(examination: Any) -> None:
