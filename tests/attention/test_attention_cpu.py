@@ -173,6 +173,7 @@ def test_a_window_counts_the_query_itself() -> None:  # A33
     for causal in (True, False):  # a window hides later keys as well
         assert attend(q, q, v, causal=causal, window=2).ravel().tolist() == [0, 0.5, 1.5, 2.5, 3.5]
     assert attend(q[:, :1], q, v, window=2).item() == 3.5  # aligned at the end
+    assert (attend(q, q, v, window=-1) == attend(q, q, v)).all()  # none
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(33, 2), (3, 2)])
