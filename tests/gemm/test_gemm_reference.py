@@ -198,5 +198,9 @@ def test_numpy_is_the_peer_where_it_has_blas() -> None:
     run = peers.numpy_product(made, given, PLAIN)
     (want,) = reference.reference(made, given, PLAIN)
     np.testing.assert_allclose(run(), want[0], rtol=1e-4, atol=1e-5)  # type: ignore[arg-type]
-    with pytest.raises(NotImplementedError):
-        peers.numpy_product(make(5, 6, 7, "float16"), given, PLAIN)
+    for other, told in (
+        (make(5, 6, 7, "float16"), "float16 to float16"),
+        (make(5, 6, 7, out_dtype="int8"), "32 to int8"),
+    ):
+        with pytest.raises(NotImplementedError, match=f"not .*{told}"):
+            peers.numpy_product(other, given, PLAIN)
