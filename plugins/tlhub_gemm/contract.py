@@ -119,7 +119,7 @@ GEMM = Kernel(
         ),
         Option("compute", ("ieee", "tf32", "3xtf32"), "ieee", "how float32 inputs are multiplied"),
         Option("fast_accum", (False, True), False, "float8: leave partial sums in the tensor core's own precision"),
-        Option("tensor_core", (None, True, False), None, "must, must not, or may use tensor cores"),
+        Option("tensor_core", (None, True, False), None, "may (none), must, or must not use tensor cores"),
         Option("epilogue", ("none", "relu", "gelu", "gelu_tanh", "silu"), "none", "act, applied after the bias"),
         Option("glu", (False, True), False, "the columns of op(B) are N/2 gates and then N/2 values: act(gate) value"),
         Option("bias", (False, True), False, "add bias[n] before act"),

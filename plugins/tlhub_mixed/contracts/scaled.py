@@ -84,7 +84,7 @@ SCALED = Kernel(
         Option("scaling", ("tensor", "row", "block"), "tensor", "what has a scale of its own"),
         Option("scale_dtype", ("float32", E8M0), "float32", "the type of the scales"),
         Option("fast_accum", (False, True), False, "float8: leave sums of all of K in the tensor core's own precision"),
-        Option("tensor_core", (None, True, False), None, "must, must not, or may use tensor cores"),
+        Option("tensor_core", (None, True, False), None, "may (none), must, or must not use tensor cores"),
         *epilogue.options("bfloat16"),
     ),
     scalars=epilogue.SCALARS,
