@@ -19,6 +19,5 @@ QUANTIZE_BLOCKS = Schedule(
         *("tlhub_mixed.contracts.quantize", "tlhub.formats"),
         *("tlhub/cuda/elements.cuh", "tlhub_mixed/cuda/quantize.cuh"),
     ),
-    experimental=True,
     doc="a team of threads for each block, which it reads twice; any stride, four neighbours at once where they lie so",
 )

@@ -35,7 +35,6 @@ def _schedule(kernel: str) -> Schedule:
         symbolic=("M",),
         sources=SOURCES,
         priority=10,
-        experimental=True,
         doc="codes become numbers in registers on their way to mma.sync; warps share K; for few rows of a at a time",
     )
 

@@ -112,6 +112,5 @@ HOPPER_MIXED = Schedule(
         *(f"tlhub_mixed/cuda/{name}.cuh" for name in ("call", "pack", "product_hopper")),
     ),
     priority=20,
-    experimental=True,
     doc="TMA and wgmma for float8, int8 and tf32; float8 sums promoted every 128 of K unless fast_accum; any stride",
 )

@@ -29,7 +29,6 @@ def _schedule(kernel: str) -> Schedule:
             *("tlhub_mixed/cuda/pack.cuh", "tlhub_mixed/cuda/weights_hopper.cuh"),
         ),
         priority=20,
-        experimental=True,
         doc="codes become numbers in registers on their way to mma.sync for few rows of a, and to wgmma for more",
     )
 

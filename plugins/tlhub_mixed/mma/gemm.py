@@ -60,6 +60,5 @@ MMA_MIXED = Schedule(
     symbolic=("B", "M", "N", "K", "N_2"),
     sources=SOURCES,
     priority=10,
-    experimental=True,
     doc="asynchronous copies and mma.sync for float8 (sm_89 and newer), int8 and tf32; any size and stride",
 )

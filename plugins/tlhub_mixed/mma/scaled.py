@@ -17,6 +17,5 @@ MMA_SCALED = Schedule(
     symbolic=("M", "N", "K", "N_128", "K_128", "N_2"),
     sources=("tlhub_mixed.mma.scaled", *gemm.SOURCES),
     priority=10,
-    experimental=True,
     doc="asynchronous copies and mma.sync; scales of rows at the end, those of blocks for each 128 of K; any stride",
 )
