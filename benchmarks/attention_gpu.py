@@ -128,15 +128,11 @@ def examined(kernel: Kernel, problem: Problem, request: Row, rounds: int, runs: 
     from tlhub.bench import gpu
     from tlhub.problem import signature
     from tlhub.testing.data import default_scalars
-    from tlhub.testing.devices import TorchArrays, prepared
+    from tlhub.testing.devices import TorchArrays, drawn
 
     compiled, sign, scalars = hub.get(**request), signature(kernel, problem), default_scalars(kernel, problem)
     arrays, scale = TorchArrays("cuda:0"), scalars["scale"]
     arrays.free()  # what the problem before has left
-
-    def given(seed: int) -> Tensors:
-        made = {t.name: arrays.random(t, seed + i) for i, t in enumerate(sign.inputs)}
-        return made | (prepared(kernel, problem, made, scalars, arrays) if kernel.prepare else {})
 
     def ours(inputs: Tensors) -> Call:
         results = [arrays.empty(t) for t in sign.outputs]
@@ -148,10 +144,10 @@ def examined(kernel: Kernel, problem: Problem, request: Row, rounds: int, runs: 
 
         return call
 
-    first = given(0)
+    first = drawn(kernel, problem, scalars, arrays, 0)
     cache = torch.cuda.get_device_properties(0).L2_cache_size
     copies = max(1, min(8, math.ceil(2 * cache / sum(x.nbytes for x in first.values()))))
-    sets = [first, *(given(100 * n) for n in range(1, copies))]
+    sets = [first, *(drawn(kernel, problem, scalars, arrays, 100 * n) for n in range(1, copies))]
     sides = [{"tlhub": ours(inputs), **rivals(kernel, problem, inputs, scalars)} for inputs in sets]
     calls = {name: [side[name] for side in sides] for name in sides[0]}
     taken = gpu.in_turn(calls, arrays.wait, gpu.TorchGraphs(arrays.wait), rounds, SECONDS)

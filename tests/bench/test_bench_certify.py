@@ -148,6 +148,10 @@ def test_a_symbolic_dim_is_tried_at_several_extents_by_one_binary(
     assert scalars.count({"alpha": 0.75, "out_scale": 0.875}) == 3 and None in scalars
     assert examination.measure(item)["seconds"] is None
     monkeypatch.setattr(examination, "CHECKED", 0)
+    large: list[int] = []
+    check_there = examination.check_there
+    monkeypatch.setattr(examination, "check_there", lambda *a: large.append(a[2].dim["M"]) or check_there(*a))
+    assert 0 < examination.prove(item)["error"] <= 1 and large == [1, 9], "the last is measured"
     times = examination.measure(item)
     assert times["seconds"] > 0 and times["peer"] == "numpy" and times["ratio"] > 0
     assert isinstance(row["dims"]["M"], str) and row["dims"]["N"] == 17 and 0 < row["error"] <= 1

@@ -5,7 +5,6 @@ They cannot disturb each other as threads of a CPU do, and in one process both f
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -50,7 +49,7 @@ def compare(
     """
     from tlhub.problem import signature
     from tlhub.testing.data import default_scalars, function
-    from tlhub.testing.devices import pick, prepared
+    from tlhub.testing.devices import drawn, pick
     from tlhub.testing.numbers import check_there
 
     of = {name: name.partition("-")[0] for name in peers}
@@ -59,10 +58,8 @@ def compare(
     except ImportError as error:
         raise LeftOut(str(error)) from error
     sign, scalars = signature(kernel, problem), default_scalars(kernel, problem)
-    seeds = itertools.count(seed)
-    sets = [{t.name: arrays.random(t, next(seeds)) for t in sign.inputs} for _ in range(_sets(sign, l2))]
-    for given in sets if kernel.prepare else ():
-        given |= prepared(kernel, problem, given, scalars, arrays)
+    seeds = range(seed, seed + _sets(sign, l2) * len(sign.inputs), len(sign.inputs))
+    sets = [drawn(kernel, problem, scalars, arrays, first) for first in seeds]
     try:
         worst = check_there(compiled, kernel, problem, sets[0], scalars, arrays)
     except AssertionError as error:

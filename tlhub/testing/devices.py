@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from tlhub.problem import signature
 from tlhub.specs import Kernel, Problem, Tensor
 from tlhub.testing.data import function, numpy_dtype
 
@@ -89,13 +90,15 @@ def pick(device: str, preferred: Collection[str] = ()) -> Arrays:
     raise ImportError("neither torch nor cupy is installed, and a GPU's arrays are theirs")
 
 
-def prepared(
-    kernel: Kernel, problem: Problem, given: Mapping[str, Any], scalars: Mapping[str, float], arrays: Arrays
-) -> dict[str, Any]:
-    """Return those inputs that *kernel* prepares to fit the others of *given*, as a measurement has them."""
+def drawn(kernel: Kernel, problem: Problem, scalars: Mapping[str, float], arrays: Arrays, seed: int) -> dict[str, Any]:
+    """Return random inputs by name, made on the device from *seed*; those that *kernel* prepares fit the others, as a
+    measurement has them."""
+    given = {t.name: arrays.random(t, seed + i) for i, t in enumerate(signature(kernel, problem).inputs)}
+    if not kernel.prepare:
+        return given
     wide = {name: arrays.double(x) for name, x in given.items()}
     found = function(kernel.prepare)(problem, wide, scalars, None)
-    return {name: arrays.rounded(x, given[name]) for name, x in found.items()}
+    return given | {name: arrays.rounded(x, given[name]) for name, x in found.items()}
 
 
 class TorchArrays:
