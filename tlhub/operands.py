@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tlhub.catalog import Catalog
@@ -25,24 +25,47 @@ def read(kernel: Kernel, arrays: tuple[Any, ...], options: Mapping[str, Any]) ->
     dtype = _dtype_of(arrays[0], kernel, kernel.inputs[0].name) if arrays else kernel.dtypes[0]
     symbolic = make(kernel, symbols(kernel, dtype, options), dtype, options)
     inputs = signature(kernel, symbolic).inputs
+    names = [t.name for t in inputs]
+
+    def call(more: Mapping[str, Any]) -> str:
+        return f"tlhub.get_for({', '.join(filter(None, (repr(kernel.name), *names, _typed({**options, **more}))))})"
+
     if len(arrays) != len(inputs):
-        names = ", ".join(t.name for t in inputs)
         count = "no arrays were" if not arrays else "1 array was" if len(arrays) == 1 else f"{len(arrays)} arrays were"
-        given = "".join(f", {name}={value!r}" for name, value in options.items())
-        raise ArgumentError(
-            f"{kernel.name}: {count} given; its inputs are {names}",
-            hint=f"tlhub.get_for({kernel.name!r}, {names}{given})",
-        )
+        more = "".join(f"; {name} with {_typed(when)}" for name, when in _others(kernel, names).items())
+        raise ArgumentError(f"{kernel.name}: {count} given; its inputs are {', '.join(names)}{more}", hint=call({}))
     elide = next((d.name for d in kernel.dims if d.elide), None)
     extents: dict[str, int] = {}
     for tensor, array in zip(inputs, arrays, strict=True):
-        _bind(kernel, tensor, array, elide, extents)
+        _bind(kernel, tensor, array, elide, extents, call)
     own = {a.name for a in kernel.inputs if a.dtype == "dtype"}
     pairs = zip(inputs, arrays, strict=True)
     return extents, {t.name: _dtype_of(a, kernel, t.name) for t, a in pairs if t.name in own}
 
 
-def _bind(kernel: Kernel, tensor: Tensor, array: Any, elide: str | None, extents: dict[str, int]) -> None:
+def _typed(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in values.items())
+
+
+def _others(kernel: Kernel, names: Sequence[str]) -> dict[str, Mapping[str, Any]]:
+    """Return the inputs that are not among *names*, with the options that each of their forms asks for."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for arg in kernel.inputs:
+        if arg.name not in names:
+            kept = found.get(arg.name, arg.when)
+            found[arg.name] = {name: value for name, value in kept.items() if arg.when.get(name) == value}
+    return found
+
+
+def _bind(
+    kernel: Kernel,
+    tensor: Tensor,
+    array: Any,
+    elide: str | None,
+    extents: dict[str, int],
+    call: Callable[[Mapping[str, Any]], str],
+) -> None:
+    """Learn the extents of *tensor*'s dims from *array*. *call(more)*: the call to type with more options."""
     try:
         given = shape = tuple(array.shape)
     except (AttributeError, TypeError):
@@ -55,12 +78,15 @@ def _bind(kernel: Kernel, tensor: Tensor, array: Any, elide: str | None, extents
         shape = (1, *shape)
     wanted = "(" + ", ".join(tensor.dims) + ")"
     if len(shape) != len(tensor.dims):
+        forms = [a for a in kernel.inputs if a.name == tensor.name]
+        read = next(f" with {_typed(a.when)}" if a.when else "" for a in forms if a.dims == tensor.dims)
+        other = next((call(a.when) for a in forms if len(a.dims) == len(shape)), None)
         raise ArgumentError(
-            f"{kernel.name}: argument {tensor.name!r}: expected dims {wanted}, got shape {given}",
+            f"{kernel.name}: argument {tensor.name!r}{read}: expected dims {wanted}, got shape {given}",
             argument=tensor.name,
             expected=f"dims {wanted}",
             got=str(given),
-            hint=f"tlhub kernels {kernel.name}",
+            hint=other or f"tlhub kernels {kernel.name}",
         )
     try:
         shape = tuple(map(int, shape))

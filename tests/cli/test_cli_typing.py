@@ -86,8 +86,10 @@ def test_options_without_a_value_or_given_twice(typed):
 
 
 def test_an_option_that_is_no_choice_names_them_as_they_are_typed():
-    with pytest.raises(ArgumentError, match="option flag is '1'; allowed: false, true\nhint: --option flag=false$"):
+    with pytest.raises(ArgumentError, match="option flag is '1'; allowed: false, true\nhint: --option flag=true$"):
         parse_options(OPTIONS, ["flag=1"])
+    with pytest.raises(ArgumentError, match="hint: --option tri=false$"):
+        parse_options(OPTIONS, ["tri=Off"])
     with pytest.raises(ArgumentError, match="allowed: none, true, false\nhint: --option tri=true$"):
         parse_options(OPTIONS, ["tri=tru"])
     with pytest.raises(ArgumentError, match="option word is 'a=b'; allowed: none, relu"):

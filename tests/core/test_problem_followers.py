@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tlhub import operands
+from tlhub.catalog import load
 from tlhub.errors import ArgumentError
 from tlhub.problem import make, serves, signature, symbols, typed
 from tlhub.specs import Arg, Dim, Kernel, Option
@@ -67,3 +68,16 @@ def test_the_hint_for_arrays_that_are_missing_keeps_the_options(count: int, said
     with pytest.raises(ArgumentError, match=f"{said}; its inputs are x, scale") as caught:
         operands.read(BLOCKS, (np.ones((3, 7), "float32"),) * count, {"group": 5})
     assert caught.value.hint == "tlhub.get_for('blocks', x, scale, group=5)"
+
+
+def test_inputs_that_options_add_are_named_where_arrays_are_too_many() -> None:
+    gemm = load().kernel("gemm")
+    with pytest.raises(ArgumentError, match="3 arrays were given; its inputs are a, b; bias with bias=True; residual "):
+        operands.read(gemm, (np.ones((3, 3), "float32"),) * 3, {})
+
+
+def test_a_form_of_another_option_is_told_by_it_and_how_this_one_was_read() -> None:
+    scaled, x, scales = load().kernel("gemm_scaled"), np.ones((5, 256), "int8"), np.ones(5, "float32")
+    with pytest.raises(ArgumentError, match=r"argument 'a_scale' with scaling='tensor': expected dims \(\)") as caught:
+        operands.read(scaled, (x, x, scales, scales), {"trans_b": True})
+    assert caught.value.hint == "tlhub.get_for('gemm_scaled', a, b, a_scale, b_scale, trans_b=True, scaling='row')"

@@ -173,7 +173,9 @@ def test_scales_of_another_shape_or_dtype_are_refused() -> None:
         kernel(x, np.ones((2, 3), np.float32))
     with pytest.raises(ArgumentError, match="'scale': expected dtype float32, got"):
         kernel(x, np.ones((3, 2), ml_dtypes.float8_e8m0fnu))
-    with pytest.raises(ArgumentError, match=r"'scale': expected dims \(M, K_128\), got shape \(3,\)"):
+    with pytest.raises(
+        ArgumentError, match=r"'scale' with given=True, scaling='1x128': expected dims \(M, K_128\), got shape \(3,\)"
+    ):
         tlhub.get_for("quantize", x, np.ones(3, np.float32), given=True)
     with pytest.raises(ArgumentError, match="K_128 is 3; it is K/128 rounded up: 2 for K=200"):
         tlhub.get_for("quantize", x, np.ones((3, 3), np.float32), given=True)

@@ -302,7 +302,9 @@ def test_scales_of_another_shape_are_refused_and_say_how_they_were_read() -> Non
         kernel(a, b, sa.T, sb)
     with pytest.raises(ArgumentError, match=r"'b_scale': expected shape \(N_128=2, K_128=2\), got \(2, 1\)"):
         kernel(a, b, sa, sb[:, :1])
-    with pytest.raises(ArgumentError, match=r"'a_scale': expected dims \(M, K_128\), got shape \(\)"):
+    with pytest.raises(
+        ArgumentError, match=r"'a_scale' with scaling='block': expected dims \(M, K_128\), got shape \(\)"
+    ):
         tlhub.get_for("gemm_scaled", a, b, np.array(1, np.float32), sb, scaling="block", trans_b=True)
     with pytest.raises(ArgumentError, match="'a_scale': expected dtype float32, got float64"):
         kernel(a, b, sa.astype(float), sb)

@@ -195,6 +195,9 @@ def parse_dtype(text: str) -> str | dict[str, str]:
     return _pairs(text.split(","), "dtype", str) if "=" in text or "," in text else text
 
 
+_MEANT = {**dict.fromkeys(("1", "yes", "on"), "true"), **dict.fromkeys(("0", "no", "off"), "false")}
+
+
 def parse_options(kernel: Any, typed: Sequence[str]) -> dict[str, Any]:
     """Return ``k=v`` options as values: each the choice of *kernel* that is written so.
 
@@ -215,7 +218,7 @@ def parse_options(kernel: Any, typed: Sequence[str]) -> dict[str, Any]:
             if isinstance(choice, str) or show(choice) not in written:
                 written[show(choice)] = choice
         if choices and text not in written and text.lower() not in written:
-            near = did_you_mean(text, written) or show(choices[0])
+            near = did_you_mean(_MEANT.get(text.lower(), text), written) or show(choices[0])
             allowed = ", ".join(map(show, choices))
             raise ArgumentError(
                 f"{kernel.name}: option {name} is {text!r}; allowed: {allowed}",
