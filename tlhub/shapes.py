@@ -118,7 +118,7 @@ def _follow(kernel: Kernel, dim: Dim, piece: tuple[str, int], values: Mapping[st
     follows: Extent
     whole = values[name]
     if isinstance(whole, str):
-        follows = given if isinstance(given, str) else f"{whole}/{over}"
+        follows = given if isinstance(given, str) and given != whole else f"{whole}/{over}"
     else:
         follows = quotient(whole, over)
     if given not in (None, follows):

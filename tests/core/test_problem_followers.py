@@ -70,6 +70,13 @@ def test_the_hint_for_arrays_that_are_missing_keeps_the_options(count: int, said
     assert caught.value.hint == "tlhub.get_for('blocks', x, scale, group=5)"
 
 
+def test_a_part_is_not_the_whole_by_its_symbol() -> None:
+    assert make(BLOCKS, {"M": 3, "K": "K", "K_4": "Q"}, "float32", {"group": 5}).dim["K_4"] != "K"
+    with pytest.raises(ArgumentError, match="dim K_4 is 'K'; it is K/4 rounded up: 'K/4' for K='K'") as caught:
+        make(BLOCKS, {"M": 3, "K": "K", "K_4": "K"}, "float32", {"group": 5})
+    assert str(caught.value.hint).startswith("leave K_4 away")
+
+
 def test_inputs_that_options_add_are_named_where_arrays_are_too_many() -> None:
     gemm = load().kernel("gemm")
     with pytest.raises(ArgumentError, match="3 arrays were given; its inputs are a, b; bias with bias=True; residual "):
