@@ -126,6 +126,8 @@ class Explanation:
             shown = "; ".join(differs[:_SHOWN])
             lines.append(f"nearest entry: {self.nearest.folder} in {self.nearest.store}: {shown}{more}")
         lines.append(f"outcome: {self._verdict()}")
+        if named := self.resolution.by_name:
+            lines.append(f"  {named} serves by name: tlhub get {command(self.problem, self.place, named)}")
         return "\n".join(lines)
 
     def _steps(self) -> list[str]:
@@ -147,10 +149,8 @@ class Explanation:
             better = self.resolution.candidates[0].schedule.name
             build = f"tlhub cache prewarm {command(self.problem, self.place)}"
             return f"{served}\n  {better} ranks higher and is not built: {build}"
-        named = self.resolution.by_name
-        asked = f"\n  {named} serves by name: tlhub get {command(self.problem, self.place, named)}" if named else ""
         return {
-            "no schedule": f"NoSchedule: no schedule serves it{asked}",
+            "no schedule": "NoSchedule: no schedule serves it",
             "build": "the first candidate would be built",
             "not prebuilt": f"NotPrebuilt: {'it is pinned' if self.pin else 'compiling is off'}, and no store has it",
         }[self.outcome]

@@ -9,9 +9,6 @@ from typing import Any
 from tlhub.errors import UnknownName, debugging, describe, suggest
 from tlhub.specs import Config, DeviceFacts, Problem, Schedule
 
-BY_NAME = "served when asked for by name"
-"""How the reason ends of a schedule that would serve."""
-
 
 @dataclass(frozen=True)
 class Candidate:
@@ -43,15 +40,14 @@ class Rejected:
 
 @dataclass(frozen=True)
 class Resolution:
-    """Ranked candidates and rejected schedules: the first half of a trace."""
+    """Ranked candidates and rejected schedules: the first half of a trace.
+
+    ``by_name``: the first that would serve if it were asked for, where it ranks before the candidates.
+    """
 
     candidates: tuple[Candidate, ...]
     rejected: tuple[Rejected, ...]
-
-    @property
-    def by_name(self) -> str | None:
-        """The first of the rejected that would serve if it were asked for."""
-        return next((r.schedule for r in self.rejected if r.reason.endswith(BY_NAME)), None)
+    by_name: str | None = None
 
 
 def resolve(
@@ -77,6 +73,7 @@ def resolve(
         )
     candidates: list[Candidate] = []
     rejected: list[Rejected] = []
+    by_name: str | None = None
     for schedule in sorted(schedules, key=lambda s: (-s.priority, s.name)):
         reason = f"not the schedule asked for, {asked!r}" if asked not in (None, schedule.name) else None
         chosen: Config = {}
@@ -84,13 +81,15 @@ def resolve(
             reason, chosen = _judge(schedule, problem, facts)
         if reason is None and asked is None:
             why = "experimental" if schedule.experimental else unproven(schedule)
-            reason = f"{why}: {BY_NAME}" if why else None
+            if why:
+                reason = f"{why}: served when asked for by name"
+                by_name = by_name or (None if candidates else schedule.name)
         if reason is None:
             why = "asked for" if asked else f"priority {schedule.priority}"
             candidates.append(Candidate(schedule, chosen, why))
         else:
             rejected.append(Rejected(schedule.name, reason))
-    return Resolution(tuple(candidates), tuple(rejected))
+    return Resolution(tuple(candidates), tuple(rejected), by_name)
 
 
 def config_of(schedule: Schedule, problem: Problem, facts: DeviceFacts) -> Config | None:

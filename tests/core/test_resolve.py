@@ -90,3 +90,15 @@ def test_an_interrupt_is_not_a_broken_plugin() -> None:
 def test_the_first_config_is_taken() -> None:
     schedule = replace(BASE, configs=lambda p, f: ({"tile": 8}, {"tile": 4}))
     assert resolve([schedule], PROBLEM, FACTS).candidates[0].config == {"tile": 8}
+
+
+def test_who_serves_by_name_is_told_where_it_ranks_before_who_serves_unasked() -> None:
+    served = replace(BASE, name="served", priority=5)
+
+    def by_name(*priorities: int, asked: str | None = None) -> str | None:
+        named = (replace(BASE, name=f"of {p}", priority=p, experimental=True) for p in priorities)
+        return resolve([served, *named], PROBLEM, FACTS, asked=asked).by_name
+
+    assert by_name(6, 9, 7) == "of 9"
+    assert by_name(4) is None
+    assert by_name(9, asked="of 9") is None
