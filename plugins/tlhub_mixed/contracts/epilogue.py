@@ -44,12 +44,12 @@ OUTPUT = (
 SCALARS = (Scalar("out_scale", default=1.0, doc="factor of the result"),)
 
 
-def options(out_dtype: Value | Mapping[str, Value]) -> tuple[Option, ...]:
-    """Return the options of an epilogue; *out_dtype*: the default of that one."""
+def options(out_dtype: Value | Mapping[str, Value], n: str = "columns of b") -> tuple[Option, ...]:
+    """Return the options of an epilogue; *out_dtype*: the default of that one; *n*: what N counts, in words."""
     return (
         Option("out_dtype", OUTPUTS, out_dtype, "the type of c; float8 and int8 saturate"),
         Option("epilogue", ACTIVATIONS, "none", "act, applied after the bias"),
-        Option("glu", (False, True), False, "the columns of b are N/2 gates and then N/2 values: act(gate) value"),
+        Option("glu", (False, True), False, f"the {n} are N/2 gates and then N/2 values: act(gate) value"),
         Option("bias", (False, True), False, "add bias[n] before act"),
         Option("residual", (False, True), False, "add residual[m, n] after act"),
     )

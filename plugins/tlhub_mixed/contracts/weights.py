@@ -60,7 +60,7 @@ def _kernel(bits: int, dims: tuple[Dim, ...], weights: tuple[Arg, ...]) -> Kerne
         options=(
             Option("group", GROUPS, GROUPS[0], "consecutive k that share a scale; 0: all of a row"),
             Option("zero_point", (False, True), False, "groups have zero points of their own"),
-            *epilogue.options({dtype: dtype for dtype in DTYPES}),
+            *epilogue.options({dtype: dtype for dtype in DTYPES}, n="rows of w"),
         ),
         scalars=epilogue.SCALARS,
         patterns=(("M",), ("M", "N", "K", *(d.name for d in dims), "G", "N_2")),
