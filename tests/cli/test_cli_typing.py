@@ -90,6 +90,8 @@ def test_an_option_that_is_no_choice_names_them_as_they_are_typed():
         parse_options(OPTIONS, ["flag=1"])
     with pytest.raises(ArgumentError, match="hint: --option tri=false$"):
         parse_options(OPTIONS, ["tri=Off"])
+    with pytest.raises(ArgumentError, match="hint: --option word=none$"):  # relu is near to true, not to on
+        parse_options(OPTIONS, ["word=on"])
     with pytest.raises(ArgumentError, match="allowed: none, true, false\nhint: --option tri=true$"):
         parse_options(OPTIONS, ["tri=tru"])
     with pytest.raises(ArgumentError, match="option word is 'a=b'; allowed: none, relu"):

@@ -218,7 +218,8 @@ def parse_options(kernel: Any, typed: Sequence[str]) -> dict[str, Any]:
             if isinstance(choice, str) or show(choice) not in written:
                 written[show(choice)] = choice
         if choices and text not in written and text.lower() not in written:
-            near = did_you_mean(_MEANT.get(text.lower(), text), written) or show(choices[0])
+            meant = _MEANT.get(text.lower())
+            near = meant if meant in written else did_you_mean(text, written) or show(choices[0])
             allowed = ", ".join(map(show, choices))
             raise ArgumentError(
                 f"{kernel.name}: option {name} is {text!r}; allowed: {allowed}",
