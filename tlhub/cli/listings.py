@@ -218,8 +218,8 @@ def _certificate(schedule: Schedule, known: Catalog) -> str:
     found = certificates.find(schedule)
     if found is None:
         return "missing"
-    ratio = "" if found.ratio is None else f", {found.ratio:.2f} of its peer"
-    return f"{found.device} {found.date}: {found.worst:.2g} of the tolerance{ratio}"
+    ratio = "" if found.ratio is None else f", {found.ratio:.2f} of its peer at least"
+    return f"{found.device} {found.date}: {found.worst:.2g} of the tolerance at most{ratio}"
 
 
 def _schedule_json(schedule: Schedule, known: Catalog) -> dict[str, Any]:
