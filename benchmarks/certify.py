@@ -146,9 +146,9 @@ def verdict(row: Row) -> str:
 
 def joined(proof: Row, times: Row) -> Row:
     """Return what a certificate says of one problem, or the fault that the measurement found."""
-    return (
-        times if "fault" in times else {**proof, **times, "error": float(f"{max(proof['error'], times['error']):.4g}")}
-    )
+    if "fault" in times:
+        return times
+    return {**proof, **times, "error": float(f"{max(proof['error'], times['error']):.4g}")}
 
 
 def document(schedule: Schedule, device: str, driver: int, rows: Sequence[Row]) -> str:

@@ -1,4 +1,4 @@
-"""Attention by mma.sync: what is served, by which plan, what it compiles to, and what a call launches."""
+"""Attention by mma.sync: what is served, what it compiles to, and what a call launches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from cuda_lab import Array, number
 
 import tlhub_registry
 from tlhub import catalog, problem, workload
-from tlhub.errors import BuildError
 from tlhub.specs import DeviceFacts
 from tlhub.workload import Item
 from tlhub_attention.contracts.forward import ATTENTION
@@ -25,7 +24,6 @@ from tlhub_attention.mma.forward_plan import Plan, Room, plan
 from tlhub_cuda import TARGET, nvcc
 
 ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a", "compute_80")
-CHANNELS = [(d, d_v) for d in range(8, 257, 8) for d_v in range(8, 257, 8)]
 SCHEDULES = {"attention": (ATTENTION, MMA), "attention_varlen": (VARLEN, MMA_VARLEN)}
 
 
@@ -91,42 +89,6 @@ def test_what_certifies_it_can_be_served(kernel):
 
 def test_hopper_comes_first_where_there_is_one():
     assert MMA.priority < HOPPER.priority
-
-
-# -- plans -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("arch", ARCHS)
-def test_every_plan_fits_what_an_sm_has(arch):
-    for d, d_v in CHANNELS:
-        chosen = plan(d, d_v, room(arch))
-        for each in (chosen, chosen.finished(d_v)):
-            assert each.shared(d, d_v) <= facts(arch).shared_memory and each.blocks * each.threads <= 256
-            assert each.queries in (16 * each.warps, 32 * each.warps) and each.keys % 16 == 0 < each.keys
-
-
-@pytest.mark.parametrize(
-    ("channels", "arch", "text"),
-    [
-        ((64, 64), "sm_80", "128x64x4x2"),
-        ((64, 64), "sm_86", "128x64x4x2"),
-        ((128, 128), "sm_80", "128x48x4x2"),
-        ((128, 128), "compute_80", "128x48x4x2"),
-        ((128, 128), "sm_86", "128x64x8x1"),
-        ((128, 128), "sm_90a", "128x64x4x2"),
-        ((192, 128), "sm_80", "128x64x8x1"),
-        ((256, 256), "sm_80", "128x48x8x1"),
-        ((256, 256), "sm_89", "64x32x4x1"),
-    ],
-)
-def test_tiles_follow_from_channels_and_from_shared_memory(channels, arch, text):
-    assert MMA.configs(make(*channels), facts(arch)) == ({"plan": text},)
-
-
-def test_a_plan_is_written_as_it_is_read():
-    assert Plan.parse("128x64x4x2") == Plan(128, 64, 4, 2) and str(Plan(128, 64, 4, 2)) == "128x64x4x2"
-    with pytest.raises(BuildError, match="'128' is no plan; it is the queries of a tile, the keys of a block, warps"):
-        Plan.parse("128")
 
 
 # -- what they compile to ----------------------------------------------------------------------------

@@ -174,9 +174,9 @@ def test_values_lie_where_vectors_can_be_read_or_single_elements_are(driver):
 
 
 def test_gates_without_their_values_are_refused(driver):
-    arrays = [Array((4, 8)), Array((8, 7)), Array((4, 4)), None, 1.0, 1.0]
+    arrays = [Array((4, 8)), Array((8, 7), 2 << 40), Array((4, 4), 3 << 40), None, 1.0, 1.0]
     said = driver.do(cuda_lab.call, build("float32", "cuda:sm_75", glu=True).linked, arrays)
-    assert said.error and not said.launches()
+    assert "no launch for the call: B=1, M=4, N=7" in said.error and not said.launches()
 
 
 def test_types_and_options_are_written_into_the_source():

@@ -52,9 +52,9 @@ def compare(
     from tlhub.testing.devices import drawn, pick
     from tlhub.testing.numbers import check_there
 
-    of = {name: name.partition("-")[0] for name in peers}
+    library = {name: name.partition("-")[0] for name in peers}
     try:
-        arrays = pick(f"cuda:{index}", of.values())
+        arrays = pick(f"cuda:{index}", library.values())
     except ImportError as error:
         raise LeftOut(str(error)) from error
     sign, scalars = signature(kernel, problem), default_scalars(kernel, problem)
@@ -66,7 +66,7 @@ def compare(
         return {"worst": None, "fault": str(error)}
     sides, left_out = {"tlhub": [_ours(compiled, s, [arrays.empty(t) for t in sign.outputs]) for s in sets]}, {}
     for name, path in peers.items():
-        if of[name] != arrays.name:
+        if library[name] != arrays.name:
             left_out[name] = f"the arrays are those of {arrays.name}"
             continue
         try:
