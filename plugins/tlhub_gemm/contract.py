@@ -6,12 +6,14 @@
 
 so SwiGLU is ``glu`` with ``epilogue="silu"``, and gates and values lie side by side in b as in a merged gate_up_proj.
 
-Sums are kept in ``accum``; the epilogue is computed in it too (in float64 for int32 sums) and rounded once, to
-``out_dtype``, to nearest even. ``bias`` and ``residual`` have the dtype of c; where that is float8 or int8 they are
-float32. float8 and integer outputs saturate, and a NaN stays one, as an integer 0; a float16 or bfloat16 result beyond
-its range is infinite. K = 0 makes the product 0. NaN and infinities in an operand reach what IEEE 754 says they reach,
-and nothing else; old contents of c, and bytes outside an operand, reach nothing. int32 sums are exact while K is at
-most 131071, and wrap beyond if they must.
+Sums are kept in ``accum``; the epilogue is computed in it too (in float64 for int32 sums, in float32 for float16 ones)
+and rounded once, to ``out_dtype``, to nearest even. ``bias`` and ``residual`` have the dtype of c; where that is float8
+or int8 they are float32. float8 and integer outputs saturate, and a NaN stays one, as an integer 0; a float16 or
+bfloat16 result beyond its range is infinite. K = 0 makes the product 0. NaN and infinities in an operand reach what
+IEEE 754 says they reach, and nothing else; old contents of c, and bytes outside an operand, reach nothing. int32 sums
+are exact while K is at most 131071, and wrap beyond if they must. float16 sums are a tensor core's: products are added
+in the order of K, at least four at a time; of an element whose sums on the way may leave float16's range, which ends at
+65504, nothing is promised.
 """
 
 from __future__ import annotations

@@ -45,17 +45,26 @@ def torch_product(problem: Problem, inputs: Mapping[str, Any], scalars: Mapping[
         return lambda: torch._int_mm(a, b)
     a, b = _matrices(problem, inputs)
     out = torch.empty((*a.shape[:-1], b.shape[-1]), dtype=a.dtype, device=a.device)
+    if option["accum"] == "float16":
+        switch, on = "allow_fp16_accumulation", True
+        if not hasattr(torch.backends.cuda.matmul, switch):
+            raise NotImplementedError("PyTorch adds up in float16 from its release 2.7 on")
+    elif dtypes["a"] == "float32" and a.is_cuda:
+        # cuBLAS has nothing of three products
+        switch, on = "allow_tf32", option["compute"] == "tf32"
+    else:
+        return lambda: torch.matmul(a, b, out=out)
 
     def multiply() -> object:
-        """With float32 as tf32 where that is asked for; cuBLAS has nothing of three products."""
-        before = torch.backends.cuda.matmul.allow_tf32
-        torch.backends.cuda.matmul.allow_tf32 = option["compute"] == "tf32"
+        """With float32 as tf32, and sums in float16, where that is asked for."""
+        before = getattr(torch.backends.cuda.matmul, switch)
+        setattr(torch.backends.cuda.matmul, switch, on)
         try:
             return torch.matmul(a, b, out=out)
         finally:
-            torch.backends.cuda.matmul.allow_tf32 = before
+            setattr(torch.backends.cuda.matmul, switch, before)
 
-    return multiply if dtypes["a"] == "float32" and a.is_cuda else lambda: torch.matmul(a, b, out=out)
+    return multiply
 
 
 def _scaled_mm(problem: Problem, inputs: Mapping[str, Any]) -> Callable[[], object]:

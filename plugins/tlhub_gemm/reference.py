@@ -6,10 +6,15 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tlhub.formats import ROUNDOFF
+from tlhub.formats import ROUNDOFF, SMALLEST
 from tlhub.specs import Problem
 from tlhub.testing.data import Array
-from tlhub.testing.epilogue import bound, double, finish
+from tlhub.testing.epilogue import bound, double, finish, halves
+from tlhub.testing.numbers import UNKNOWN
+
+_STEP, _ADDED = 16, 4
+"""Products of a step of a tensor core that sums in float16, and the fewest of them that one may add at a time."""
+_LARGEST = float(np.finfo(np.float16).max)
 
 
 def reference(problem: Problem, inputs: Mapping[str, Array], scalars: Mapping[str, float]) -> tuple[Array]:
@@ -24,16 +29,39 @@ def tolerance(
 
     Adding up K products in precision eps_accum, in any order, errs by at most K eps_accum (|A| |B|) to first
     order (Higham, "Accuracy and Stability of Numerical Algorithms", 3.1); twice that is allowed, and what tensor cores
-    may lose besides. Integer sums are exact. alpha is rounded, and multiplied; ``epilogue.bound`` has the rest.
+    may lose besides. Integer sums are exact, and those in float16 have a bound of their own, which is UNKNOWN where one
+    may overflow. alpha is rounded, and multiplied; ``epilogue.bound`` has the rest.
     """
     accum, depth = str(problem.option["accum"]), inputs["a"].shape[-2 if problem.option["trans_a"] else -1]
-    integer = accum == "int32"
-    real = "float64" if integer else accum
-    sums = 0.0 if integer else 2 * depth * ROUNDOFF[real] + _tensor_core_error(problem, depth)
+    real = {"int32": "float64", "float16": "float32"}.get(accum, accum)
+    sums = 2 * depth * ROUNDOFF[real] + _tensor_core_error(problem, depth) if real == accum else 0.0
     with np.errstate(all="ignore"):
         size = abs(_product(problem, {name: abs(double(inputs[name])) for name in ("a", "b")}, scalars))
-        error = (sums + 2 * ROUNDOFF[real]) * size
-    return (bound(problem, _product(problem, inputs, scalars), error, inputs, scalars, real),)
+        error, x = (sums + 2 * ROUNDOFF[real]) * size, _product(problem, inputs, scalars)
+        if accum != "float16":
+            return (bound(problem, x, error, inputs, scalars, real),)
+        lost, over = _float16_sums(*_operands(problem, inputs))
+        found = bound(problem, x, error + abs(float(scalars["alpha"])) * lost, inputs, scalars, real)
+    gate, value = halves(problem, over)
+    return (np.where(gate | value, UNKNOWN, found),)
+
+
+def _float16_sums(a: Array, b: Array) -> tuple[Array, Array]:
+    """Return what a tensor core may lose of a @ b by sums in float16, and where one of them may overflow.
+
+    In each step of K the sum is rounded at most _STEP / _ADDED times, and is then at most what it was before plus the
+    sizes of the products of the step. A rounding loses 2^-11 of it, or half of the least float16; twice that is
+    allowed, for one that truncates.
+    """
+    shape = (*a.shape[:-1], b.shape[-1])
+    total, lost, over = np.zeros(shape, like=a), np.zeros(shape, like=a), np.zeros(shape, bool, like=a)
+    for first in range(0, a.shape[-1], _STEP):
+        x, y = a[..., first : first + _STEP], b[..., first : first + _STEP, :]
+        most = abs(total) + abs(x) @ abs(y)
+        lost = lost + _STEP / _ADDED * (2 * ROUNDOFF["float16"] * most + SMALLEST["float16"])
+        over = over | (np.isfinite(most) & (most + lost > _LARGEST))
+        total = total + x @ y
+    return lost, over
 
 
 def _tensor_core_error(problem: Problem, depth: int) -> float:
@@ -53,8 +81,14 @@ def _tensor_core_error(problem: Problem, depth: int) -> float:
 
 def _product(problem: Problem, inputs: Mapping[str, Array], scalars: Mapping[str, float]) -> Array:
     """Return alpha op(A) op(B) in float64."""
+    a, b = _operands(problem, inputs)
+    with np.errstate(all="ignore"):
+        return float(scalars["alpha"]) * (a @ b)
+
+
+def _operands(problem: Problem, inputs: Mapping[str, Array]) -> tuple[Array, Array]:
+    """Return op(A) and op(B) in float64."""
     a, b = double(inputs["a"]), double(inputs["b"])
     a = a.swapaxes(-1, -2) if problem.option["trans_a"] else a
     b = b.swapaxes(-1, -2) if problem.option["trans_b"] else b
-    with np.errstate(all="ignore"):
-        return float(scalars["alpha"]) * (a @ b)
+    return a, b

@@ -9,6 +9,7 @@ from tlhub_gemm.arch import capability
 
 _INPUTS = ("float16", "bfloat16")
 _OUTPUTS = (*_INPUTS, "float32")
+_SUMS = ("float32", "float16")
 
 
 def supports(problem: Problem, facts: DeviceFacts) -> str | None:
@@ -22,8 +23,8 @@ def supports(problem: Problem, facts: DeviceFacts) -> str | None:
         return f"out_dtype={option['out_dtype']!r}; it writes {', '.join(_OUTPUTS)}"
     if option["glu"]:
         return "glu; it writes a product of all columns"
-    if option["accum"] != "float32":
-        return f"accum={option['accum']!r}; it adds up in 'float32'"
+    if option["accum"] not in _SUMS:
+        return f"accum={option['accum']!r}; it adds up in 'float32', and float16 in 'float16' too"
     if option["tensor_core"] is False:
         return "tensor_core=False, and this schedule uses them"
     return None

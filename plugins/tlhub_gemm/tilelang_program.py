@@ -92,7 +92,7 @@ def _gemm(problem: Problem, bm: int, bn: int, bk: int, stages: int, threads: int
     ahead of the products; with one, a tile waits in registers. What is out of bounds is loaded as zero and not stored.
     """
     option, dtypes = problem.option, dict(problem.dtypes)
-    dtype, out = dtypes["a"], dtypes["c"]
+    dtype, out, accum = dtypes["a"], dtypes["c"], str(option["accum"])
     trans_a, trans_b = bool(option["trans_a"]), bool(option["trans_b"])
     bias_type, residual_type = (T.handle if option[name] else None for name in ("bias", "residual"))
     act = _ACTIVATIONS[str(option["epilogue"])]
@@ -142,7 +142,8 @@ def _gemm(problem: Problem, bm: int, bn: int, bk: int, stages: int, threads: int
         with T.Kernel(rows * columns * batch, threads=threads) as block:
             As = T.alloc_shared((stages, *a_tile), dtype)
             Bs = T.alloc_shared((stages, *b_tile), dtype)
-            total = T.alloc_fragment((bm, bn), "float32")
+            total = T.alloc_fragment((bm, bn), accum)
+            x = total if accum == "float32" else T.alloc_fragment((bm, bn), "float32")
             T.annotate_min_blocks_per_sm(blocks)
             z = T.alloc_var("int32", init=T.truncdiv(block, rows * columns))
             tile = T.alloc_var("int32", init=T.truncmod(block, rows * columns))
@@ -175,15 +176,17 @@ def _gemm(problem: Problem, bm: int, bn: int, bk: int, stages: int, threads: int
                     T.copy(_tile(B, z, column * bn, (s + 1) * bk, b_tile, not trans_b), b_next)
                     T.gemm(As[0, :, :], Bs[0, :, :], total, transpose_A=trans_a, transpose_B=trans_b)
                     T.sync_threads()
+            if accum != "float32":
+                T.copy(total, x)
             for i, j in T.Parallel(bm, bn):
-                total[i, j] *= T.cast(alpha, "float32")
+                x[i, j] *= T.cast(alpha, "float32")
                 if option["bias"]:
-                    total[i, j] += T.cast(Bias[column * bn + j], "float32")
-                total[i, j] = act(total[i, j])
+                    x[i, j] += T.cast(Bias[column * bn + j], "float32")
+                x[i, j] = act(x[i, j])
                 if option["residual"]:
-                    total[i, j] += T.cast(Residual[z, row * bm + i, column * bn + j], "float32")
-                total[i, j] *= T.cast(out_scale, "float32")
-            T.copy(total, C[z, row * bm : row * bm + bm, column * bn : column * bn + bn])
+                    x[i, j] += T.cast(Residual[z, row * bm + i, column * bn + j], "float32")
+                x[i, j] *= T.cast(out_scale, "float32")
+            T.copy(x, C[z, row * bm : row * bm + bm, column * bn : column * bn + bn])
 
     return gemm
 

@@ -128,6 +128,63 @@ def test_a_float16_accumulator_fails() -> None:
     assert ratio(made, given, total) > 1
 
 
+def in_float16(a: Array, b: Array, added: int, truncate: bool = False) -> Array:
+    """Return a @ b with *added* products at a time added to a sum in float16, as a tensor core does."""
+    total: Array = np.zeros((*a.shape[:-1], b.shape[-1]), np.float16)
+    with np.errstate(all="ignore"):
+        for k in range(0, a.shape[-1], added):
+            part = slice(k, k + added)
+            exact_sum = total + a[..., part].astype(np.float64) @ b[..., part, :].astype(np.float64)
+            total = exact_sum.astype(np.float16)
+            if truncate:
+                total = np.where(abs(total) > abs(exact_sum), np.nextafter(total, np.float16(0)), total)
+    return total
+
+
+@pytest.mark.parametrize("k", [1, 40, 512])
+@pytest.mark.parametrize(("added", "truncate"), [(4, False), (4, True), (8, False), (16, False)])
+@pytest.mark.parametrize("scale", [1.0, 1e-4])
+def test_a_tensor_core_that_sums_in_float16_passes(k: int, added: int, truncate: bool, scale: float) -> None:
+    made = make(32, 32, k, "float16", accum="float16", out_dtype="float32")
+    given = testing.inputs(GEMM, made, scale=scale)
+    c = in_float16(**given, added=added, truncate=truncate).astype(np.float32)
+    assert ratio(made, given, c) <= 1 and ratio(made, given, -3 * c, alpha=-3.0) <= 1
+
+
+def test_what_is_wrong_fails_beside_sums_in_float16() -> None:
+    made = make(32, 32, 144, "float16", accum="float16")
+    given = testing.inputs(GEMM, made)
+    a, b, c = given["a"], given["b"], in_float16(**given, added=8)
+    assert ratio(made, given, c) <= 1
+    assert ratio(made, given, c[:, [1, 0, *range(2, 32)]]) > 1
+    assert ratio(made, given, in_float16(a[..., :128], b[:, :128], added=8)) > 1
+    narrow = np.zeros((1, 32, 32), ml_dtypes.float8_e4m3fn)
+    for k in range(0, 144, 8):
+        narrow = (narrow + exact({"a": a[..., k : k + 8], "b": b[:, k : k + 8]})).astype(narrow.dtype)
+    assert ratio(made, given, narrow) > 1
+
+
+def test_sums_that_float16_does_not_hold_may_be_infinite_and_no_others() -> None:
+    made = make(1, 5, 64, "float16", accum="float16", out_dtype="float32")
+    a, b = np.full((1, 1, 64), 8, np.float16), np.full((1, 64, 5), 8, np.float16)
+    b[:, :, 0] = 1000  # beyond
+    b[:, :48, 1], b[:, 48:, 1] = 200, -400  # on the way, and back
+    b[:, :24, 2], b[:, 24:48, 2] = 200, -200  # far, and not beyond
+    b[:, 5, 3] = np.inf
+    given = {"a": a, "b": b}
+    want = reference.reference(made, given, PLAIN)
+    (bound,) = reference.tolerance(made, given, PLAIN, want)
+    assert (bound == testing.numbers.UNKNOWN).tolist() == [[[True, True, False, False, False]]]
+    c = in_float16(**given, added=8)
+    assert np.isinf(c[0, 0, [0, 1, 3]]).all() and testing.compare(c, want[0], bound) <= 1
+    assert testing.compare(want[0].astype(np.float32), want[0], bound) <= 1
+    for place in (2, 3, 4):
+        wrong = c.astype(np.float32)
+        wrong[..., place] = -np.inf
+        with pytest.raises(AssertionError, match=f"{place}] is -inf"):
+            testing.compare(wrong, want[0], bound)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_truncating_conversion_fails(dtype: str) -> None:
     made = make(32, 32, 64, dtype)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -37,8 +38,7 @@ def build(module, arch, dtype="float16", options=()):
     schedule = {"mma": tilelang_mma.MMA, "dlight": dlight.DLIGHT}[module]
     asked = problem(dtype, **dict(options))
     config = schedule.configs(asked, facts(arch))[0]
-    folder = os.path.join(cuda_lab._folders(), f"{module}-{arch}-{dtype}-{len(options)}")
-    os.mkdir(folder)
+    folder = tempfile.mkdtemp(dir=cuda_lab._folders())
     built = pool.default().build(GEMM, asked, schedule, config, f"cuda:{arch}", tlhub_cuda.TARGET, folder)
     source = Path(folder, "program.cu").read_text()
     return SimpleNamespace(built=built, linked=os.path.join(folder, "kernel.so"), source=source, config=config)
@@ -57,7 +57,9 @@ def build(module, arch, dtype="float16", options=()):
         ("sm_80", "float16", {"tensor_core": False}, "tensor_core=False"),
         ("sm_80", "float16", {"glu": True}, "glu"),
         ("sm_80", "float32", {}, "float32 inputs; it multiplies float16 and bfloat16"),
-        ("sm_80", "float16", {"accum": "float16"}, "accum='float16'; it adds up in 'float32'"),
+        ("sm_75", "float16", {"accum": "float16", **ALL}, None),
+        ("sm_90a", "float16", {"accum": "float16"}, None),
+        ("sm_80", "float16", {"accum": "float64"}, "it adds up in 'float32', and float16 in 'float16' too"),
         ("sm_80", "float16", {"out_dtype": "float8_e5m2"}, "out_dtype='float8_e5m2'"),
     ],
 )
@@ -115,9 +117,27 @@ def test_tensor_cores_and_asynchronous_copies(arch):
     assert made.built.warnings == ()
 
 
+@pytest.mark.parametrize("arch", ["sm_80", *(pytest.param(a, marks=pytest.mark.slow) for a in ("sm_75", "sm_90a"))])
+def test_sums_in_float16_are_finished_in_float32(arch):
+    made = build("mma", arch, options=(("accum", "float16"), ("out_dtype", "float32")))
+    assert set(re.findall(r"mma_sync<tl::DataType::(\w+), \S+, tl::DataType::(\w+),", made.source)) == {
+        ("kFloat16", "kFloat16")
+    }
+    assert "float total" not in made.source and "float x[" in made.source
+    assert made.built.resources["spills"] == 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90a"])
-@pytest.mark.parametrize("options", [ALL, {"trans_b": True, "epilogue": "silu"}, {"trans_a": True, "bias": True}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        ALL,
+        {"trans_b": True, "epilogue": "silu"},
+        {"trans_a": True, "bias": True},
+        {"accum": "float16", **ALL},
+    ],
+)
 def test_no_option_spills(arch, options):
     assert build("mma", arch, options=tuple(options.items())).built.resources["spills"] == 0
 

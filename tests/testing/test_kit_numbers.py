@@ -157,6 +157,7 @@ def test_compare_holds_nan_and_infinity_to_be_themselves():
 
 def test_compare_takes_overflow_for_what_the_format_says():
     assert compare(np.array([np.inf], np.float16), [70000.0], 35.0) == 0
+    assert compare(np.array([np.inf], np.float16), [65500.0], 32.0) == 0
     with pytest.raises(AssertionError):
         compare(np.array([np.inf], np.float16), [60000.0], 30.0)
     with pytest.raises(AssertionError):

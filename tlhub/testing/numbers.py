@@ -163,8 +163,8 @@ def _worst(got: Any, want: Any, limit: Any, name: str, dtype: np.dtype[Any]) -> 
         return 0.0
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         same = (got == want) | ((got != got) & (want != want)) | (limit == UNKNOWN)
-        # a value beyond the range of the output's format is right as the infinity that the format rounds it to
-        same = same | ((abs(got) == np.inf) & (abs(want) >= _infinite(dtype)) & ((got > 0) == (want > 0)))
+        # a value that may be beyond the range of the output's format is right as the infinity that it is rounded to
+        same = same | ((abs(got) == np.inf) & (abs(want) + limit >= _infinite(dtype)) & ((got > 0) == (want > 0)))
         ratio = np.where(same, 0.0, abs(got - want) / limit)
         ratio = np.where(ratio == ratio, ratio, np.inf)  # NaN or infinity on one side only, or a bound that is none
     place = np.unravel_index(int(ratio.argmax()), ratio.shape)
