@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from tlhub.hooks import hookimpl
 from tlhub.specs import Kernel, Schedule
@@ -36,6 +35,5 @@ def tlhub_kernels() -> Iterable[Kernel]:
 def tlhub_schedules() -> Iterable[Schedule]:
     on_cpus = [FLASH, FLASH_BWD, FLASH_DECODE, FLASH_VARLEN, FLASH_VARLEN_BWD]
     on_hopper = [HOPPER, HOPPER_FP8, HOPPER_BWD, HOPPER_DECODE, HOPPER_VARLEN, HOPPER_VARLEN_BWD]
-    by_mma = [MMA, MMA_BWD, MMA_DECODE, MMA_VARLEN_BWD]
-    by_name = [replace(MMA_VARLEN, experimental=True)]  # its sources, attention's too, are certified for that alone
-    return [*on_cpus, *on_hopper, *by_mma, *by_name]
+    by_mma = [MMA, MMA_BWD, MMA_DECODE, MMA_VARLEN, MMA_VARLEN_BWD]
+    return [*on_cpus, *on_hopper, *by_mma]

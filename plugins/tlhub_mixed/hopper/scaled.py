@@ -32,6 +32,5 @@ HOPPER_SCALED = Schedule(
     configs=gemm.configs,
     sources=("tlhub_mixed.hopper.scaled", *gemm.HOPPER_MIXED.sources),
     priority=20,
-    experimental=True,
     doc="TMA and wgmma; scales of rows in the epilogue, those of blocks as each 128 of K are added up; any stride",
 )
