@@ -1,4 +1,5 @@
-"""Attention on a GPU beside PyTorch's, by cuDNN where that has it, and by FlashAttention-2, as Markdown tables.
+"""Attention on a GPU beside PyTorch's, by cuDNN where that has it and by FlashAttention-2, and beside FlashAttention-4
+where that is installed, as Markdown tables.
 
     python benchmarks/attention_gpu.py [KERNEL ...] [--schedule NAME] [--rounds 5] [--runs 200] [--json FILE]
 
@@ -32,7 +33,7 @@ from tlhub.workload import Item
 
 KERNELS = ("attention", "attention_bwd", "attention_varlen", "attention_decode")
 
-PEERS = ("torch", "torch-flash")
+PEERS = ("torch", "torch-flash", "torch-flash4")
 
 SECONDS = 0.02
 """Of a side's round."""
@@ -76,14 +77,15 @@ def requests(kernel: str, options: argparse.Namespace) -> Iterator[Row]:
 
 def table(asked: Iterable[Row], rounds: int, runs: int) -> list[Row]:
     """Print a line for each problem, and return what was found; a problem that cannot be measured has its ``fault``."""
-    print("| problem | GPU | to PyTorch | to its FlashAttention-2 | error, to theirs | memory | bits |")
-    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
+    sides = "to PyTorch | to its FlashAttention-2 | to FlashAttention-4"
+    print(f"| problem | GPU | {sides} | error, to theirs | memory | bits |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     rows = []
     for request in asked:
         rows.append(measured(request, rounds, runs))
         print(line(rows[-1]), flush=True)
-    sides = [list(row["seconds"].values()) for row in rows if "seconds" in row]
-    ratios = [min(theirs) / ours for ours, *theirs in sides if theirs]
+    taken = [list(row["seconds"].values()) for row in rows if "seconds" in row]
+    ratios = [min(theirs) / ours for ours, *theirs in taken if theirs]
     if ratios:
         print(f"\nto the better: geomean {statistics.geometric_mean(ratios):.3f}, least {min(ratios):.2f}\n")
     return rows
@@ -92,7 +94,7 @@ def table(asked: Iterable[Row], rounds: int, runs: int) -> list[Row]:
 def line(row: Row) -> str:
     """Return a row as one of Markdown's."""
     if "fault" in row:
-        return f"| {row['problem']} | {row['fault']} | | | | | |"
+        return f"| {row['problem']} | {row['fault']} | | | | | | |"
     (ours, *_), (error, *theirs) = row["seconds"].values(), row["errors"].values()
     ratios = [f"{row['seconds'][name] / ours:.2f}" if name in row["seconds"] else "" for name in PEERS]
     to_theirs = f", {error / min(theirs):.2f}" if theirs else ""
@@ -169,7 +171,7 @@ def rivals(kernel: Kernel, problem: Problem, given: Tensors, scalars: dict[str, 
 
     found = {}
     for name, path in peers_of(kernel, "cuda").items():
-        with contextlib.suppress(NotImplementedError):
+        with contextlib.suppress(NotImplementedError, ImportError):
             found[name] = laid_out(problem, function(path)(problem, given, scalars))
     return found
 

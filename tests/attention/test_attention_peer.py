@@ -1,7 +1,9 @@
-"""PyTorch's kernels, which bench times attention and its backward against."""
+"""PyTorch's kernels and FlashAttention-4, which bench times attention and its backward against."""
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from tlhub.specs import Kernel, Problem
 from tlhub_attention.contracts.backward import ATTENTION_BWD
 from tlhub_attention.contracts.forward import ATTENTION
 from tlhub_attention.peers.dense import (
+    flash4,
     torch_attention,
     torch_backward,
     torch_gpu_attention,
@@ -63,6 +66,26 @@ def test_those_of_gpus_take_tensors_as_they_are(causal: bool, peer: Any) -> None
     np.testing.assert_allclose(got.transpose(1, 2).numpy(), reference(made, arrays, scalars)[0], atol=4e-3)
     with pytest.raises(NotImplementedError, match="no lse"):
         peer(make(lse=True), {}, scalars)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_flash_attention_4_is_given_arrays_as_they_are(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's CPU stands for its package, which takes (B, S, H, D)."""
+    import torch
+
+    def attend(q: Any, k: Any, v: Any, *, softmax_scale: float, causal: bool) -> tuple[Any, None]:
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        attention = torch.nn.functional.scaled_dot_product_attention
+        return attention(q, k, v, is_causal=causal, scale=softmax_scale, enable_gqa=True).transpose(1, 2), None
+
+    monkeypatch.setitem(sys.modules, "flash_attn", ModuleType("flash_attn"))
+    monkeypatch.setitem(sys.modules, "flash_attn.cute", SimpleNamespace(flash_attn_func=attend))
+    made, scalars = make("float32", causal=causal), {**testing.default_scalars(ATTENTION, make()), "scale": 0.3}
+    arrays = testing.inputs(ATTENTION, made)
+    got = flash4(made, {name: torch.from_numpy(a) for name, a in arrays.items()}, scalars)()
+    np.testing.assert_allclose(got.transpose(1, 2).numpy(), reference(made, arrays, scalars)[0], atol=4e-3)
+    with pytest.raises(NotImplementedError, match="no lse"):
+        flash4(make(lse=True), {}, scalars)
 
 
 # -- the backward ----------------------------------------------------------------------------------

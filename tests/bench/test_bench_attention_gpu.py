@@ -63,10 +63,10 @@ def test_a_line_has_what_was_found_and_blanks_for_what_was_not(script: Any) -> N
         "runs": 5,
         "same": 4,
     }
-    assert script.line(row) == "| attention(S=9) | 2.0 us |  | 1.50 | 3.0e-03, 1.50 | 3.0 MiB | 4 of 5 |"
+    assert script.line(row) == "| attention(S=9) | 2.0 us |  | 1.50 |  | 3.0e-03, 1.50 | 3.0 MiB | 4 of 5 |"
     alone = {**row, "seconds": {"tlhub": 2e-6}, "errors": {"tlhub": 3e-3}, "repeats": False}
-    assert script.line(alone) == "| attention(S=9) | 2.0 us |  |  | 3.0e-03 | 3.0 MiB |  |"
-    assert script.line({"problem": "p", "fault": "no GPU"}) == "| p | no GPU | | | | | |"
+    assert script.line(alone) == "| attention(S=9) | 2.0 us |  |  |  | 3.0e-03 | 3.0 MiB |  |"
+    assert script.line({"problem": "p", "fault": "no GPU"}) == "| p | no GPU | | | | | | |"
 
 
 def test_what_is_measured_is_of_the_suites(script: Any, monkeypatch: Any) -> None:

@@ -164,12 +164,14 @@ def test_peers_of_one_library_are_timed_beside_each_other(on_the_cpu):
     import torch
 
     gemm, problem, timed = on_the_cpu
-    peers = {"cupy": "", "torch-flash": peers_of(gemm, "cuda")["torch"], "torch": peers_of(gemm, "cuda")["torch"]}
+    theirs = peers_of(gemm, "cuda")["torch"]
+    peers = {"cupy": "", "torch-flash": theirs, "torch": theirs, "torch-flash4": "no_such_package.peers:call"}
     found = gpu.compare(
         gemm, problem, lambda a, b, *, out, **scalars: torch.matmul(a, b, out=out), 0, peers,
         rounds=1, seconds=1e-3, seed=0, l2=1,
     )  # fmt: skip
-    assert timed == ["tlhub", "torch-flash", "torch"] and list(found["left_out"]) == ["cupy"]
+    assert timed == ["tlhub", "torch-flash", "torch"] and list(found["left_out"]) == ["cupy", "torch-flash4"]
+    assert found["left_out"]["torch-flash4"] == "no_such_package is not installed"
     assert set(found["libraries"]) == {"torch-flash", "torch"}
 
 

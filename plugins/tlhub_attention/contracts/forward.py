@@ -111,5 +111,6 @@ ATTENTION = Kernel(
         "torch": "tlhub_attention.peers.dense:torch_attention",
         "cuda:torch": "tlhub_attention.peers.dense:torch_gpu_attention",
         "cuda:torch-flash": "tlhub_attention.peers.dense:torch_gpu_flash",
+        "cuda:torch-flash4": "tlhub_attention.peers.dense:flash4",
     },
 )

@@ -1,4 +1,4 @@
-"""PyTorch's kernels, which bench times attention and its backward against."""
+"""PyTorch's kernels and FlashAttention-4, which bench times attention and its backward against."""
 
 from __future__ import annotations
 
@@ -37,6 +37,18 @@ def torch_gpu_flash(problem: Problem, inputs: Mapping[str, Any], scalars: Mappin
     """Return what ``torch_gpu_attention`` does, by FlashAttention-2 even where cuDNN can. Raises as that does."""
     _refuse(problem, scalars)
     return by_backend(_attention(problem, [inputs[n] for n in "qkv"], scalars), "FLASH_ATTENTION")
+
+
+def flash4(problem: Problem, inputs: Mapping[str, Any], scalars: Mapping[str, float]) -> Call:
+    """Return a call of FlashAttention-4 on PyTorch's tensors, whose result is (B, H, S, D) as PyTorch's own are.
+
+    Raises NotImplementedError where that does something else, ImportError without its package, flash-attn-4.
+    """
+    _refuse(problem, scalars)
+    from flash_attn.cute import flash_attn_func
+
+    given, how = [inputs[n] for n in "qkv"], {"softmax_scale": scalars["scale"], "causal": problem.option["causal"]}
+    return lambda: flash_attn_func(*given, **how)[0].transpose(1, 2)
 
 
 def torch_backward(problem: Problem, inputs: Mapping[str, Array], scalars: Mapping[str, float]) -> Call:
