@@ -7,7 +7,7 @@ from itertools import product
 
 from tlhub.specs import DTYPES, Config, DeviceFacts, Problem, Schedule
 from tlhub_gemm import skinny
-from tlhub_gemm.hopper_plan import Plan
+from tlhub_gemm.hopper_plan import Plan, finish, plain
 
 PLANS = tuple(
     Plan.parse(text)
@@ -65,8 +65,7 @@ def _plans(problem: Problem) -> tuple[Plan, ...]:
     """Return the plans worth considering: with many sums there are registers for a plain epilogue only, gates and
     values are whole boxes, and what is staged of a narrow c is more than 16 bytes of a row."""
     option, item = problem.option, DTYPES[dict(problem.dtypes)["c"]][1] // 8
-    plain = option["epilogue"] == "none" and not option["glu"] and not option["bias"] and not option["residual"]
-    found = PLANS if plain else (plan for plan in PLANS if plan.sums <= _MOST_SUMS)
+    found = PLANS if plain(option) else (plan for plan in PLANS if plan.sums <= _MOST_SUMS)
     if option["glu"]:
         found = (plan for plan in found if plan.columns % 128 == 0)
     return tuple(plan for plan in found if plan.chunk(item, bool(option["glu"])) * item > 16)
@@ -101,7 +100,7 @@ def _cost(plan: Plan, problem: Problem, case: Mapping[str, int], facts: DeviceFa
     """Return the cost of *problem* with *case* for its symbols."""
     b, m, n, k = (case.get(e, 1) if isinstance(e, str) else e for e in (problem.dim[name] for name in "BMNK"))
     across = {name: bool(problem.option[name]) for name in ("trans_a", "trans_b")}
-    return plan.cost(b, m, n, k, **across, processors=facts.cores)
+    return plan.cost(b, m, n, k, **across, processors=facts.cores, finish=finish(problem.option))
 
 
 HOPPER = Schedule(
@@ -117,7 +116,7 @@ HOPPER = Schedule(
     sources=(
         *(f"tlhub_gemm.{name}" for name in ("hopper", "hopper_plan", "hopper_program")),
         "tlhub/cuda/staging.cuh",
-        *(f"tlhub_gemm/cuda/{name}.cuh" for name in ("hopper", "align")),
+        *(f"tlhub_gemm/cuda/{name}.cuh" for name in ("hopper_tiles", "hopper_finish", "hopper", "align")),
         *skinny.SKINNY.sources,  # few rows, and what is left
     ),
     priority=20,

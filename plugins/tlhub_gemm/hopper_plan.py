@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from tlhub.errors import BuildError
@@ -22,6 +23,9 @@ _MOST_STAGES = 8
 _NEVER = 1 << 60  # a cost
 _LOADS = ((128, 19), (64, 28), (32, 33), (16, 49))
 """What an operand's rows are aligned to, in bytes, and tenths of a cycle to load 128 bytes of one with all SMs busy."""
+_PLAIN, _FULL = 8, 16
+"""Cycles of an epilogue for each of its tile's products with a stage: one that only converts, and any other."""
+
 _BAND = 2048  # rows of C that are walked column by column
 _TEXT = re.compile(r"(coop|ping)-(\d+)x(\d+)(?:-a(\d+))?(?:-b(\d+))?(?:-k(\d+))?")
 
@@ -100,25 +104,27 @@ class Plan(NamedTuple):
         received = (self.split - 1) * self.rows * self.columns // self.split * 4
         return 8 * min(2, chunks) * 16 * chunk * item + received + 8
 
-    def _cycles(self, trans_b: bool) -> tuple[int, int, int]:
+    def _cycles(self, trans_b: bool, finish: int) -> tuple[int, int, int]:
         """Cycles of a stage, of an epilogue, and of a call whose blocks share operands, beyond those of others."""
         products = self.rows * self.columns * DEPTH // 2048  # of the tensor cores, so many a cycle
         narrow = self.columns // 3 if self.columns % 64 and not trans_b else 0  # boxes of b
         shared = self.share_a * self.share_b > 1
-        return products + narrow + (140 if shared else 120), 8 * products + 500, 4000 if shared else 0
+        return products + narrow + (140 if shared else 120), finish * products + 500, 4000 if shared else 0
 
-    def cost(self, b: int, m: int, n: int, k: int, *, trans_a: bool, trans_b: bool, processors: int) -> int:
+    def cost(
+        self, b: int, m: int, n: int, k: int, *, trans_a: bool, trans_b: bool, processors: int, finish: int = _PLAIN
+    ) -> int:
         """Return what a product of arrays without gaps is expected to take, in cycles: waves of a block a processor,
         stages, epilogues.
 
         A stage takes its products and something to get going, or what its loads take, if that is more: rows that are
-        not aligned to 128 bytes are slow, and then it pays that blocks share them. Where consumers ping-pong only the
-        last epilogue is not hidden. The numbers are fitted to times of squares and of the shapes of Llama's layers on
-        an H200, and choose within 0.8 % of the best on average.
+        not aligned to 128 bytes are slow, and then it pays that blocks share them. *finish* says how long an epilogue
+        is; where consumers ping-pong only the last is not hidden. The numbers are fitted to times of squares and of the
+        shapes of Llama's layers on an H200, and choose within 0.8 % of the best on average.
         """
         if k <= self.least_k:
             return _NEVER
-        stage, epilogue, call = self._cycles(trans_b)
+        stage, epilogue, call = self._cycles(trans_b, finish)
         of_a, of_b = (_load(ITEM * row) for row in (m if trans_a else k, k if trans_b else n))
         stage = max(stage, (self.rows // self.share_a * of_a + self.columns // self.share_b * of_b) // 10)
         clusters = b * _ceil_div(m, self.rows * self.share_b) * _ceil_div(n, self.columns * self.share_a)
@@ -126,15 +132,25 @@ class Plan(NamedTuple):
         stages = _ceil_div(_ceil_div(k, DEPTH), self.split)
         return waves * stages * stage + (1 if self.ping else waves) * epilogue + call
 
-    def price(self, trans_b: bool) -> str:
+    def price(self, trans_b: bool, finish: int = _PLAIN) -> str:
         """Return ``cost`` of a call as a C expression in which ``load_a`` and ``load_b`` are what ``load`` returns."""
-        stage, epilogue, call = self._cycles(trans_b)
+        stage, epilogue, call = self._cycles(trans_b, finish)
         loads = f"({self.rows // self.share_a} * load_a + {self.columns // self.share_b} * load_b) / 10"
         clusters = f"B * CEIL_DIV(M, {self.rows * self.share_b}) * CEIL_DIV(N, {self.columns * self.share_a})"
         waves = f"CEIL_DIV({clusters}, SMS / {self.cluster})"
         stages = f"CEIL_DIV(CEIL_DIV(K, {DEPTH}), {self.split})"
         cost = f"{waves} * {stages} * MAX({stage}, {loads}) + {1 if self.ping else waves} * {epilogue} + {call}"
         return f"(K > {self.least_k} ? {cost} : {_NEVER}LL)" if self.split > 1 else f"({cost})"
+
+
+def plain(option: Mapping[str, object]) -> bool:
+    """Tell whether c is the product, but for a factor, by the options of a problem."""
+    return option["epilogue"] == "none" and not option["glu"] and not option["bias"] and not option["residual"]
+
+
+def finish(option: Mapping[str, object]) -> int:
+    """Return how long an epilogue is, as ``Plan.cost`` has it, by the options of a problem."""
+    return _PLAIN if plain(option) else _FULL
 
 
 def load(name: str) -> str:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 from tlhub.build.program import Branch, CudaProgram, Expression, Launch, Parameter, TensorMap
 from tlhub.cuda import tensor_cores
 from tlhub.specs import DTYPES, Config, Problem
 from tlhub_gemm import cuda_code, simt_program, skinny_program
-from tlhub_gemm.hopper_plan import BLOCK, DEPTH, ITEM, Plan, load
+from tlhub_gemm.hopper_plan import BLOCK, DEPTH, ITEM, Plan, finish, load
 from tlhub_gemm.skinny_plan import tiles
 
 _ALIGNMENT = 16  # bytes, of addresses and strides in tensor maps
 _LINE = 128  # bytes that memory is read by; rows that begin elsewhere take up to twice as long
 
-FILES = (tensor_cores.FILE, tensor_cores.FILE.with_name("staging.cuh"), "operand.cuh", "hopper.cuh", "align.cuh")
+FILES: tuple[str | Path, ...] = (
+    tensor_cores.FILE,
+    tensor_cores.FILE.with_name("staging.cuh"),
+    *(f"{name}.cuh" for name in ("operand", "hopper_tiles", "hopper_finish", "hopper", "align")),
+)
 """The texts that the kernels are in."""
 
 
@@ -50,9 +55,12 @@ def values(problem: Problem, plans: Sequence[Plan]) -> dict[str, Expression]:
     arrays = [_Array.of(problem, name) for name in "abc"]
     fits = {array.fits: cuda_code.mappable(problem, array.name, _ALIGNMENT) for array in arrays}
     fits["fits_c"] += f" && ALIGNED(EXTENT(c, 2) * {_item(problem)}, {_ALIGNMENT})"  # whole 16 bytes are written
+    if problem.option["residual"] and _item(problem, "residual") == ITEM:
+        fits["fits_c"] += f" && {cuda_code.mappable(problem, 'residual', _ALIGNMENT)}"
     copies = {array.missing: array.copy for array in arrays[:2]}
     loads = {f"load_{array.name}": load(array.name) for array in arrays[:2]}
-    costs = {f"cost_{i}": plan.price(bool(problem.option["trans_b"])) for i, plan in enumerate(plans)}
+    how = bool(problem.option["trans_b"]), finish(problem.option)
+    costs = {f"cost_{i}": plan.price(*how) for i, plan in enumerate(plans)}
     return {**fits, **copies, **loads, **costs}
 
 
@@ -139,9 +147,10 @@ def _name(plan: Plan) -> str:
     return "hopper_" + str(plan).replace("-", "_")
 
 
-def _item(problem: Problem) -> int:
-    """Return the bytes of an element of c."""
-    return DTYPES[dict(problem.dtypes)["c"]][1] // 8
+def _item(problem: Problem, name: str = "c") -> int:
+    """Return the bytes of an element of array *name*; of c where *problem* has none."""
+    dtypes = dict(problem.dtypes)
+    return DTYPES[dtypes.get(name, dtypes["c"])][1] // 8
 
 
 def _glu(problem: Problem) -> bool:
@@ -163,7 +172,10 @@ def _gemm(problem: Problem, plan: Plan, a: _Array, b: _Array, c: _Array | None =
         clusters = f"({clusters} < {fit} ? {clusters} : {fit})"
     trans_a, trans_b = problem.option["trans_a"], problem.option["trans_b"]
     item, glu = _item(problem), _glu(problem)
-    of_a = a.map(problem, _box(not trans_a, plan.rows, plan.share_a), ITEM)
+    of_a = of_residual = a.map(problem, _box(not trans_a, plan.rows, plan.share_a), ITEM)
+    size = _item(problem, "residual")
+    if c and problem.option["residual"] and size == ITEM:
+        of_residual = _Array.of(problem, "residual").map(problem, (plan.chunk(size, glu), plan.rows), size)
     return Launch(
         kernel=_name(plan),
         grid=(f"{clusters} * {plan.cluster}", 1, 1),
@@ -172,6 +184,7 @@ def _gemm(problem: Problem, plan: Plan, a: _Array, b: _Array, c: _Array | None =
             of_a,
             b.map(problem, _box(bool(trans_b), plan.columns // (2 if glu else 1), plan.share_b), ITEM),
             c.map(problem, (plan.chunk(item, glu), 16), item) if c else of_a,
+            of_residual,
             Parameter("int", int(c is None)),
             *cuda_code.parameters(problem),
         ),

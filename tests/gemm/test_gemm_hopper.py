@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 from pathlib import Path
 
 import cuda_lab
+import numpy as np
 import pytest
 from hopper_lab import OTHERS, SCHEMES, build
 
@@ -112,6 +114,12 @@ def test_an_epilogue_leaves_no_registers_for_large_tiles_of_one_consumer():
         assert all(Plan.parse(plan).sums <= 128 for at in range(6) for plan in plans(made, at))
 
 
+@pytest.mark.parametrize("size", [4096, 8192])
+@pytest.mark.parametrize("options", [{"epilogue": "gelu"}, {"residual": True}, {"bias": True}, {"glu": True}, ALL])
+def test_consumers_take_turns_where_an_epilogue_is_worth_hiding(size, options):
+    assert plans(make(size, size, size, trans_b=True, **options)) == ["ping-128x128"]
+
+
 def test_symbolic_rows_have_a_few_plans_and_kernels_for_few_rows():
     (config,) = HOPPER.configs(make("M"), H200)
     assert {"coop-128x64-k2", "ping-128x128"} <= set(plans(make("M"))) and len(plans(make("M"))) <= 4
@@ -151,6 +159,24 @@ def test_gates_and_values_are_boxes_of_their_own(text, trans_b):
     assert all(("ALIGNED(N_2 * 2, 16)" in branch.when) == (not trans_b) for branch in tiles)
 
 
+@pytest.mark.parametrize("glu", [False, True])
+@pytest.mark.parametrize(
+    ("text", "box"), [("coop-128x256", (64, 128)), ("coop-256x128", (64, 256)), ("ping-64x128", (64, 64))]
+)
+def test_a_residual_is_loaded_in_boxes_of_all_rows_of_a_tile(text, box, glu):
+    """Where it has a tensor map as c has; one of float32 is loaded element by element."""
+    for out in ("bfloat16", "float32", "int8"):
+        made = make("M", "N", "K", residual=True, glu=glu, trans_b=True, out_dtype=out)
+        found = hopper_program.program(made, {"plans": text}, "cuda:sm_90a")
+        a, _, _, residual, direct = found.branches[0].launches[0].parameters[:5]
+        assert direct.value == 0 and ("ALIGNED(DATA(residual), 16)" in found.values["fits_c"]) == (out == "bfloat16")
+        assert (residual.address, residual.box[:2]) == ("DATA(residual)", box) if out == "bfloat16" else residual == a
+        *_, (a, _, c, residual, direct) = (
+            branch.launches[-1].parameters[:5] for branch in found.branches if "hopper" in branch.launches[-1].kernel
+        )
+        assert direct.value == 1 and residual == c
+
+
 def test_what_certifies_it_runs_every_plan():
     """And a binary with several plans beside the kernels for few rows."""
     items = workload.parse(tlhub_registry.workload("certify/gemm-hopper"), "gemm-hopper", catalog.load())
@@ -187,6 +213,7 @@ def test_a_plan_is_written_as_it_is_read():
         pytest.param(GATED, {"glu": True, "trans_b": True, **ALL, "epilogue": "silu"}, marks=pytest.mark.slow),
         pytest.param(GATED, {"glu": True, "out_dtype": "float8_e4m3fn", "bias": True}, marks=pytest.mark.slow),
         pytest.param("coop-128x256 ping-128x128", {"out_dtype": "int8", **ALL}, marks=pytest.mark.slow),
+        pytest.param("coop-128x256", {"out_dtype": "int8", "bias": True}, marks=pytest.mark.slow),
     ],
 )
 def test_kernels_compile_without_spills_or_serialised_wgmma(texts, options):
@@ -200,13 +227,42 @@ def test_kernels_compile_without_spills_or_serialised_wgmma(texts, options):
         assert built.resources[f"{name}.shared_memory"] == plan.shared(item, bool(options.get("glu")))
 
 
-def test_wgmma_multiplies_whole_tiles_that_bulk_copies_brought():
-    folder = Path(build(SCHEMES).folder)
+def test_gelu_errs_by_less_than_is_allowed():
+    """By the coefficients that the text has, of powers of two, a rounding at each step."""
+    text = (Path(hopper_program.__file__).parent / "cuda/hopper_finish.cuh").read_text("utf-8")
+    body = text.partition("activate<GELU, float>")[2].partition("float odds")[0]
+    last, *others = (np.float32(number) for number in re.findall(r"[ (-](-?\d\.\d+(?:e-\d+)?)f", body))
+    x = np.concatenate([np.linspace(-12, 12, 240001), [-1e30, -60, 60, 1e30, np.inf]]).astype(np.float32)
+    with np.errstate(all="ignore"):
+        square, power = x * x, last
+        for coefficient in others:
+            power = power * square + coefficient
+        found = x * (1 / (1 + np.exp2(power * x)))
+        exact = x * (np.vectorize(math.erfc)(x * -(0.5**0.5)) / 2)
+        assert len(others) == 6 and np.all((abs(found - exact) <= 6 * 2.0**-24 * abs(x)) | (found == exact))
+
+
+def ptx(texts, **options):
+    """Return the PTX of each kernel by its name."""
+    folder = Path(build(texts, **options).folder)
     found = nvcc.find()
     command = [found.command, "-ptx", "-gencode", "arch=compute_90a,code=compute_90a", "-std=c++17", "program.cu"]
     subprocess.run([*command, "-o", "program.ptx"], cwd=folder, check=True, capture_output=True, timeout=100)
     entries = (folder / "program.ptx").read_text().split(".entry ")
-    code = {entry.partition("(")[0]: entry for entry in entries}
+    return {entry.partition("(")[0]: entry for entry in entries}
+
+
+@pytest.mark.slow
+def test_a_stage_of_a_residual_is_read_before_it_is_released():
+    """Arrivals at a barrier pass by loads that are under way; what the other consumer reads makes those slow."""
+    text = ptx("ping-128x128", residual=True)["hopper_ping_128x128"]
+    reads = [text.rfind("ldmatrix", 0, at.start()) for at in re.finditer(r"mbarrier\.arrive\.shared", text)]
+    last = max(reads)
+    assert last > 0 and "fence.proxy.async" in text[last : text.index("mbarrier.arrive.shared", last)]
+
+
+def test_wgmma_multiplies_whole_tiles_that_bulk_copies_brought():
+    code = ptx(SCHEMES)
     for name, columns, products in (
         ("hopper_coop_128x256_b2", 256, 2 * 4),  # four steps of 16 along K, for the first stage and for the others
         ("hopper_ping_128x192", 192, 2 * 2 * 4),

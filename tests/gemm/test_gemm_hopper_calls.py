@@ -78,7 +78,7 @@ def test_tensor_maps_have_the_arrays_as_they_are_stored(driver):
     assert (b["address"], b["dims"], b["strides"]) == (1 << 40, [304, 64, 2], [608, 64 * 608])
     assert (c["address"], c["dims"], c["strides"]) == (1 << 45, [304, 200, 2], [640, 200 * 640])
     assert (a["box"], b["box"], c["box"]) == ([64, 128, 1], [64, 64, 1], [64, 16, 1])
-    assert number(said.launch["parameters"][3], "i") == 0
+    assert number(said.launch["parameters"][4], "i") == 0
 
 
 def test_blocks_that_share_b_load_a_half_each(driver):
@@ -98,7 +98,7 @@ def test_blocks_that_share_b_load_a_half_each(driver):
 )
 def test_a_c_that_no_tensor_copy_may_write_is_written_element_by_element(driver, n, c):
     said = call(driver, 200, n, 64, b={"strides": (304, 1)}, c=c)
-    assert said.launch["kernel"].startswith("hopper_") and number(said.launch["parameters"][3], "i") == 1
+    assert said.launch["kernel"].startswith("hopper_") and number(said.launch["parameters"][4], "i") == 1
     assert said.maps()[2]["address"] == 1 << 30
 
 
