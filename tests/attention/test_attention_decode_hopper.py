@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 
 import cuda_lab
@@ -144,18 +145,39 @@ def test_kernels_compile_without_spills_but_for_a_tiles_end_of_256_channels(chan
 @pytest.mark.parametrize("launched", [0, 16])
 def test_a_layout_that_differs_from_the_launch_does_not_compile(tmp_path, launched):
     """The bytes of shared memory of a launch are those that the kernel lays out."""
-    cuda_lab.needs_nvcc()
     plan = Plan(16, 4, 8)
-    config = {"plans": str(plan), "together": str(plan)}
-    source = decode_program.program(make(8), config, "cuda:sm_90a").source
     shared = plan.shared(8, 8, BARRIERS)
+    source = small(plan)
     assert f"\nHOPPER_DECODE({shared}, 16, 4, 8, 1, 1, 16)" in source
     source = source.replace(f"\nHOPPER_DECODE({shared}, ", f"\nHOPPER_DECODE({shared - launched}, ")
-    (tmp_path / "program.cu").write_text(source)
-    command = [nvcc.find().command, "-ptx", "-arch=sm_90a", "-std=c++17", "program.cu", "-o", "program.ptx"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    done = compiled(tmp_path, source)
     assert (done.returncode == 0) == (launched == 0)
     assert ("Plan.shared has another layout" in done.stdout + done.stderr) == bool(launched)
+
+
+def test_what_is_fetched_ahead_of_the_kernel_before_leaves_nothing_in_the_l1_cache(tmp_path):
+    """The kernel before may yet write lengths, keys and values: they are loaded when it has ended."""
+    assert compiled(tmp_path, small(Plan(16, 4, 8, turns=2))).returncode == 0
+    functions = (tmp_path / "program.ptx").read_text().split("\n.visible .entry ")
+    (kernel,) = (text for text in functions if text.startswith("decode_16("))
+    before, after = kernel.split("griddepcontrol.wait;", maxsplit=1)
+    assert before.count("prefetch.tensor.5d.L2") == 2 and "prefetch.tensor.5d" not in after
+    assert set(re.findall(r"ld\.global\.\w+", before)) == {"ld.global.cg"} and "ld.global.u32" in after
+    assert "cp.async.bulk.tensor" not in before
+
+
+def small(plan, **options):
+    """Return the source of kernels for heads of 8 channels."""
+    config = {"plans": str(plan), "together": str(plan)}
+    return decode_program.program(make(8, **options), config, "cuda:sm_90a").source
+
+
+def compiled(folder, source):
+    """Compile *source* to program.ptx in *folder*, if that can be."""
+    cuda_lab.needs_nvcc()
+    (folder / "program.cu").write_text(source)
+    command = [nvcc.find().command, "-ptx", "-arch=sm_90a", "-std=c++17", "program.cu", "-o", "program.ptx"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100, check=False)
 
 
 # -- a call ------------------------------------------------------------------------------------------

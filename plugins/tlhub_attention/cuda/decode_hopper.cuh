@@ -12,12 +12,13 @@ using namespace tensor_cores;
 /* Shared memory: the ring of chunks, what groups of warps add up, barriers. */
 template <class P> struct Shared {
   static constexpr int AT_PLACES = P::STAGES * CHUNK_BYTES<P>, AT_BARRIERS = AT_PLACES + Place<P>::BYTES;
-  static constexpr int BYTES = AT_BARRIERS + 16 * P::STAGES;
+  static constexpr int BYTES = AT_BARRIERS + 24 * P::STAGES;
   uint32_t base;
 
   __device__ __forceinline__ uint32_t chunk(int stage) const { return base + stage * CHUNK_BYTES<P>; }
   __device__ __forceinline__ uint32_t full(int stage) const { return base + AT_BARRIERS + 8 * stage; }
-  __device__ __forceinline__ uint32_t empty(int stage) const { return full(P::STAGES + stage); }
+  __device__ __forceinline__ uint32_t keys_read(int stage) const { return full(P::STAGES + stage); }
+  __device__ __forceinline__ uint32_t values_read(int stage) const { return full(2 * P::STAGES + stage); }
 };
 
 /* -- the producer -------------------------------------------------------------------------------- */
@@ -55,7 +56,7 @@ template <class P> struct Lookup {
 };
 
 /* Load a box of positions of a tensor of five dims: 64 channels, the others of a head, position, head, sequence or page.
- * It is read once, so L2 gives it up first. */
+ * `once` tells that it is read once, and L2 is to give it up first: measured, memory is read 0.5% faster. */
 __device__ __forceinline__ void load_positions(
     uint32_t to, const TensorMap &map, uint32_t barrier, int channel, int position, int head, int batch) {
   uint64_t once;
@@ -78,7 +79,7 @@ __device__ __forceinline__ void load_part(
   }
 }
 
-/* By a warp. */
+/* By a warp. Keys of a chunk come as soon as there is room, ahead of its values: so that more is on its way. */
 template <class P, class Walk>
 __device__ __forceinline__ void produce(
     const TensorMap &map_k, const TensorMap &map_v, Walk &walk, Shared<P> shared) {
@@ -91,25 +92,68 @@ __device__ __forceinline__ void produce(
       int2 place = lookup.of(chunk * PARTS<P>);
       int parts = max(0, min(PARTS<P>, (walk.sequence.keys - chunk * P::CHUNK + PART - 1) / PART)); /* that hold a key */
       uint32_t full = shared.full(now.stage), to = shared.chunk(now.stage);
-      barrier_wait(shared.empty(now.stage), now.phase ^ 1);
-      if (lane == 0) barrier_expect(full, parts * (CHUNK_BYTES<P> / PARTS<P>));
+      barrier_wait(shared.keys_read(now.stage), now.phase ^ 1);
       __syncwarp();
-      if (lane < parts) {
-        load_part<P, D>(to, map_k, full, lane, place, t.kv_head);
-        load_part<P, D_V>(to + Layout<P, D>::BYTES, map_v, full, lane, place, t.kv_head);
-      }
+      if (lane < parts) load_part<P, D>(to, map_k, full, lane, place, t.kv_head);
+      __syncwarp();
+      barrier_wait(shared.values_read(now.stage), now.phase ^ 1);
+      __syncwarp(); /* a chunk without keys is full at once: were a lane to wait yet, it might miss a round */
+      if (lane == 0) barrier_expect(full, parts * (CHUNK_BYTES<P> / PARTS<P>));
+      if (lane < parts) load_part<P, D_V>(to + Layout<P, D>::BYTES, map_v, full, lane, place, t.kv_head);
       __syncwarp();
     }
+  }
+}
+
+/* Have L2 fetch a box of positions. */
+__device__ __forceinline__ void fetch_positions(const TensorMap &map, int channel, int position, int head, int batch) {
+  asm volatile(
+      "cp.async.bulk.prefetch.tensor.5d.L2.global [%0, {%1, %2, %3, %4, %5}];" ::"l"(&map), "r"(channel), "r"(0),
+      "r"(position), "r"(head), "r"(batch)
+      : "memory");
+}
+template <class P, int N> __device__ __forceinline__ void fetch_part(const TensorMap &map, int2 place, int head) {
+#pragma unroll
+  for (int i = 0; i < (Layout<P, N>::WHOLE ? 1 : Layout<P, N>::BOXES); ++i) {
+    fetch_positions(map, i * 64, place.y, head, place.x);
+  }
+}
+
+/* Have L2 fetch what this block reads first, by a warp, while the kernel before still runs: where sequences of one length
+ * lie in no pages, so that it takes no search. That kernel may change lengths: they are read past the L1 cache, which would
+ * keep them; and if they change, this was for nothing. */
+template <class P>
+__device__ __forceinline__ void foresee(
+    const TensorMap &map_k, const TensorMap &map_v, const Decode &call, const Lines<P> &lines) {
+  constexpr int MOST = 256; /* lengths that take no time to speak of */
+  constexpr int AHEAD = (128 << 10) / (PART * (D + D_V) * int(sizeof(T))); /* parts, of so many bytes in all as L2 keeps */
+  if (PAGED || call.window > 0 || call.batch > MOST) return;
+  int lane = threadIdx.x % 32, length = __ldcg(call.lengths);
+  bool same = true;
+  for (int b = lane; b < call.batch; b += 32) same &= __ldcg(call.lengths + b * call.lengths_step) == length;
+  if (!__all_sync(0xffffffff, same)) return;
+  /* as Units and Walk find it */
+  int keys = max(0, min(length, call.keys)), count = max(1, (keys + P::KEYS - 1) / P::KEYS);
+  int total = call.batch * lines.line * count, sharing = min(int(gridDim.x) >> lines.beside, total);
+  int block = lines.block();
+  if (block >= sharing) return;
+  int each = total / sharing, longer = total % sharing, own = each + (block < longer);
+  int last = each * (block + 1) + min(block + 1, longer) - 1, tile = last / count;
+  int end = last % count + 1, key = max(end - own, 0) * P::KEYS + lane * PART;
+  if (lane < AHEAD && key < min(keys, end * P::KEYS)) {
+    int kv_head = ((tile % lines.line << lines.beside) + lines.side()) / lines.down;
+    fetch_part<P, D>(map_k, {tile / lines.line, key}, kv_head);
+    fetch_part<P, D_V>(map_v, {tile / lines.line, key}, kv_head);
   }
 }
 
 /* -- a consumer ---------------------------------------------------------------------------------- */
 
 /* As Rows::attend, by wgmma: a set's warps, which have 16 of 64 rows each, attend to a chunk of 64 keys. */
-template <class P>
+template <class P, class F>
 __device__ __forceinline__ void attend_wide(
     Rows<P> &rows, const uint32_t (&q)[STEPS][4], const Logits &logits, const View &view, const Place<P> &place, int key,
-    uint32_t chunk) {
+    uint32_t chunk, F keys_read) {
   using K = Layout<P, D>;
   using V = Layout<P, D_V>;
   float x[P::CHUNK / 2];
@@ -122,6 +166,7 @@ __device__ __forceinline__ void attend_wide(
   }
   wgmma_commit();
   wgmma_wait<0>(x);
+  keys_read();
   if (rows.weigh(x, p, logits, view, key)) { /* values that no row sees may be NaN, and become zeros */
     int i = threadIdx.x % P::THREADS, position = i % P::CHUNK;
     if (!view.any(key + position)) {
@@ -170,13 +215,17 @@ __device__ __forceinline__ void consume(
       barrier_wait(shared.full(now.stage), now.phase);
       __syncwarp();
       int key = block * P::KEYS + place.chunk * P::CHUNK;
+      auto tell = [lane](uint32_t read) {
+        __syncwarp();
+        if (lane == 0) barrier_arrive(read);
+      };
+      auto keys_read = [&] { tell(shared.keys_read(now.stage)); };
       if constexpr (P::WIDE) {
-        attend_wide(rows, q, logits, view, place, key, shared.chunk(now.stage));
+        attend_wide(rows, q, logits, view, place, key, shared.chunk(now.stage), keys_read);
       } else {
-        rows.attend(q, logits, view, key, shared.chunk(now.stage));
+        rows.attend(q, logits, view, key, shared.chunk(now.stage), keys_read);
       }
-      __syncwarp();
-      if (lane == 0) barrier_arrive(shared.empty(now.stage));
+      tell(shared.values_read(now.stage));
     }
     if (walk.left > 0) place.end_turn();
     finish(rows, t, row);
@@ -196,7 +245,8 @@ __device__ __forceinline__ void begin(const TensorMap &map_k, const TensorMap &m
     prefetch(map_k), prefetch(map_v);
     for (int stage = 0; stage < P::STAGES; ++stage) {
       barrier_init(shared.full(stage), 1);
-      barrier_init(shared.empty(stage), P::ROW_WARPS);
+      barrier_init(shared.keys_read(stage), P::ROW_WARPS);
+      barrier_init(shared.values_read(stage), P::ROW_WARPS);
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
@@ -210,14 +260,22 @@ __device__ __forceinline__ void decode(
   Shared<P> shared{shared_address(memory)};
   int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
   begin(map_k, map_v, shared);
-  wait_for_previous();
-  start_next();
-  Walk<P> walk{Units<P>(call)};
+  Lines<P> lines(call);
   if (warp >= COMPUTING<P>) {
-    if constexpr (LOADING<P> == 4) give_registers<40>();
-    if (warp == COMPUTING<P>) produce<P>(map_k, map_v, walk, shared);
+    if constexpr (LOADING<P> == 4) {
+      give_registers<40>();
+      if (warp == COMPUTING<P> + 1) foresee<P>(map_k, map_v, call, lines); /* it has nothing else to do */
+      if (warp > COMPUTING<P>) return;
+    }
+    wait_for_previous();
+    start_next();
+    Walk<P> walk{Units<P>(call, lines)};
+    produce<P>(map_k, map_v, walk, shared);
   } else {
     if constexpr (LOADING<P> == 4) take_registers<232>();
+    wait_for_previous();
+    start_next();
+    Walk<P> walk{Units<P>(call, lines)};
     Place<P> place(memory + Shared<P>::AT_PLACES, warp);
     Scratch<P> parts{static_cast<Tagged *>(scratch)};
     bool paired = pairs(call.o, call.of_o);

@@ -74,9 +74,10 @@ template <class P> __device__ __forceinline__ void decode(void *scratch_memory, 
   auto chunk = [&](int stage) {
     return shared_address(memory) + (place.chunk * STAGES + stage) * CHUNK_BYTES<P>;
   };
+  Lines<P> lines(call);
   wait_for_previous();
   start_next();
-  Walk<P> walk{Units<P>(call)};
+  Walk<P> walk{Units<P>(call, lines)};
   Fetch<P> fetch(walk, place);
 #pragma unroll
   for (int stage = 0; stage < STAGES - 1; ++stage) fetch.copy(chunk(stage));
@@ -94,7 +95,7 @@ template <class P> __device__ __forceinline__ void decode(void *scratch_memory, 
       wait_copies<STAGES - 2>();
       place.sync_chunk(); /* which is there, and the one before has been read */
       fetch.copy(chunk(now == 0 ? STAGES - 1 : now - 1));
-      rows.attend(q, logits, view, block * P::KEYS + place.chunk * P::CHUNK, chunk(now));
+      rows.attend(q, logits, view, block * P::KEYS + place.chunk * P::CHUNK, chunk(now), [] {});
       now = now == STAGES - 1 ? 0 : now + 1;
     }
     finish(rows, place, scratch, walk, t, row, o_pairs);

@@ -95,9 +95,11 @@ template <class P> struct Rows {
 
   __device__ __forceinline__ explicit Rows(int count) : sum{}, count(count) {}
 
-  /* Attend to the chunk of 16 keys that lies at an address, and begins with key `key` of the sequence. */
+  /* Attend to the chunk of 16 keys that lies at an address, and begins with key `key` of the sequence; keys_read() once the
+   * keys are in registers. */
+  template <class F>
   __device__ __forceinline__ void attend(
-      const uint32_t (&q)[STEPS][4], const Logits &logits, const View &view, int key, uint32_t chunk) {
+      const uint32_t (&q)[STEPS][4], const Logits &logits, const View &view, int key, uint32_t chunk, F keys_read) {
     /* rows of matrices: 8 keys, and 8 on in the other half of the lanes (of K) or in every other 8 (of V) */
     int lane = threadIdx.x % 32, k_row = lane / 16 * 8 + lane % 8, v_row = lane % 16;
     float sums[SUMS][N] = {};
@@ -108,6 +110,7 @@ template <class P> struct Rows {
       multiply<T>(&sums[step % SUMS][0], q[step], k[0], k[1]);
       multiply<T>(&sums[step % SUMS][4], q[step], k[2], k[3]);
     }
+    keys_read();
 #pragma unroll
     for (int j = 0; SUMS > 1 && j < N; ++j) sums[0][j] += sums[SUMS - 1][j];
     uint32_t p[1][4], held[2] = {0xffffffff, 0xffffffff}; /* of two keys of v each: which any row sees */

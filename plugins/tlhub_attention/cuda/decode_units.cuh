@@ -31,31 +31,41 @@ template <class P> struct Blocks {
         count(max(1, (s.seen(s.queries - 1).end + P::KEYS - 1) / P::KEYS - first)) {}
 };
 
+/* The lines that a call's units are dealt out in, whatever the lengths. */
+template <class P> struct Lines {
+  int down;         /* tiles of a head */
+  int beside, line; /* lines, as a power of 2; tiles of a sequence in each */
+
+  __device__ __forceinline__ explicit Lines(const Decode &call)
+      : down((call.heads / call.kv_heads * call.queries + P::ROWS - 1) / P::ROWS) {
+    int tiles = call.kv_heads * down;
+    beside = __ffs(tiles | gridDim.x) - 1; /* the largest power of 2 that divides both */
+    line = tiles >> beside;
+  }
+
+  /* This block's number in its line, and that of the line; the number in the grid of a block of the line. */
+  __device__ __forceinline__ int block() const { return blockIdx.x >> beside; }
+  __device__ __forceinline__ int side() const { return blockIdx.x & ((1 << beside) - 1); }
+  __device__ __forceinline__ int in_grid(int block) const { return (block << beside) + side(); }
+};
+
 /* The units of a call, as a warp reckons them: each lane has a run of sequences. */
-template <class P> struct Units {
+template <class P> struct Units : Lines<P> {
+  using Lines<P>::beside, Lines<P>::line;
   const Decode &call;
-  int down;          /* tiles of a head */
-  int beside, line;  /* lines; tiles of a sequence in each */
   int run;           /* sequences of a lane */
   int before, total; /* units of the lanes before this one, and of all, in a line */
   int sharing;       /* blocks of a line that have any */
 
-  __device__ __forceinline__ explicit Units(const Decode &call)
-      : call(call), down((call.heads / call.kv_heads * call.queries + P::ROWS - 1) / P::ROWS), run((call.batch + 31) / 32) {
-    int lane = threadIdx.x % 32, tiles = call.kv_heads * down, all = tiles | gridDim.x, mine = 0;
-    beside = all & -all; /* the largest power of 2 that divides both */
-    line = tiles / beside;
+  __device__ __forceinline__ Units(const Decode &call, const Lines<P> &lines)
+      : Lines<P>(lines), call(call), run((call.batch + 31) / 32) {
+    int lane = threadIdx.x % 32, mine = 0;
     for (int b = lane * run; b < min((lane + 1) * run, call.batch); ++b) mine += of(b);
     int through = sum_to(mine);
     before = through - mine;
     total = __shfl_sync(0xffffffff, through, 31);
-    sharing = min(int(gridDim.x) / beside, total);
+    sharing = min(int(gridDim.x) >> beside, total);
   }
-
-  /* This block's number in its line, and that of the line; the number in the grid of a block of the line. */
-  __device__ __forceinline__ int block() const { return blockIdx.x / beside; }
-  __device__ __forceinline__ int side() const { return blockIdx.x % beside; }
-  __device__ __forceinline__ int in_grid(int block) const { return block * beside + side(); }
 
   /* The first unit of a line's block, and the block that has a unit. */
   __device__ __forceinline__ int share(int block) const {
@@ -124,7 +134,7 @@ template <class P> struct Walk {
       if (tile == 0) tile = units.line, sequence = units.call.sequence(--b), blocks = Blocks<P>(sequence);
       --tile, unit = blocks.count;
     }
-    int number = tile * units.beside + units.side(), count = min(unit, left);
+    int number = (tile << units.beside) + units.side(), count = min(unit, left);
     t.kv_head = number / units.down, t.row = number % units.down * P::ROWS;
     t.ends = unit == blocks.count;
     unit -= count, left -= count;

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tlhub_attention.cuda.decode_plan import Plan
 
-BARRIERS = 16
+BARRIERS = 24
 """Bytes of a stage's barriers."""
 
 _SHARED = 227 * 1024  # bytes that a block may have
