@@ -11,8 +11,8 @@
  *
  * The tensor core keeps about 14 bits of a sum of float8 products, and truncates those of tf32. Where sums are
  * PROMOTED, or the scales are of blocks, those of a stage are made in registers of their own, and added up in float32;
- * while one consumer does so the other has the tensor core, and a lone one has the next product made. The scales of
- * blocks come with a stage: another warp of the producer brings them.
+ * while one consumer does so the other has the tensor core, or the next product is made. The scales of blocks come with
+ * a stage: another warp of the producer brings them.
  */
 
 namespace product {
@@ -22,6 +22,7 @@ using namespace tensor_cores;
 constexpr int GROUP = 128;                                                      /* threads */
 constexpr int PRODUCER_REGISTERS = SCALES == OF_BLOCKS ? 56 : 40;              /* of a thread */
 constexpr int BYTES = 128, DEPTH = BYTES / int(sizeof(A)), STEPS = BYTES / 32; /* of K in a stage */
+constexpr int FETCHED = 32 * 1024; /* bytes of B that a block has L2 fetch */
 [[maybe_unused]] constexpr int BLOCK = 128; /* columns that share a scale where scales are of blocks */
 
 /* What a kernel is: Python's side of it is plan.py. */
@@ -39,7 +40,8 @@ template <int BM_, int BN_, int STAGES_, int SHARE_, int SPLIT_, int BAND_, int 
   static constexpr int ALL_REGISTERS = 65536 / GROUP / RESIDENT / (CONSUMERS + 1) / 8 * 8 * (CONSUMERS + 1);
   static constexpr int CONSUMER_REGISTERS = (ALL_REGISTERS - PRODUCER_REGISTERS) / CONSUMERS / 8 * 8;
   static constexpr int ROWS = BESIDE ? BM : BM / CONSUMERS, PIECES = ROWS / 64, COLUMNS = BESIDE ? BN / 2 : BN;
-  static constexpr bool IN_PAIRS = CONSUMERS == 1 && COLUMNS <= 64; /* registers have room for two products */
+  /* registers have room for two products */
+  static constexpr bool IN_PAIRS = PIECES == 1 && COLUMNS <= (CONSUMERS == 1 ? 64 : 128);
   static constexpr int AT_ONCE = PROMOTED && COLUMNS > 192 ? COLUMNS / 2 : COLUMNS; /* columns of a product */
   static constexpr int SLICE = COLUMNS / SPLIT;                                     /* columns that are finished */
 
@@ -138,11 +140,11 @@ __device__ __forceinline__ void each_box_of_b(int n, int columns, int rank, Use 
   }
 }
 
-/* Fetch into L2 what of B the ring has room for. It is done before what is ahead in the stream has ended: L2 is what
+/* Fetch into L2 the first FETCHED bytes of B. It is done before what is ahead in the stream has ended: L2 is what
  * all agree on, so B may still be written. */
 template <class P>
 __device__ __forceinline__ void fetch_ahead(const TensorMap &map_b, const Tiles<P> &tiles, const Call &call) {
-  int m, n, batch, end = min(tiles.to, tiles.from + P::STAGES);
+  int m, n, batch, end = min(tiles.to, tiles.from + FETCHED / P::B_BYTES);
   tiles.place(tiles.first, m, n, batch);
   for (int k = tiles.from * DEPTH; k < end * DEPTH; k += DEPTH) {
     each_box_of_b<P>(n, call.n, tiles.rank, [&](int, int row) {
@@ -322,24 +324,25 @@ __device__ __forceinline__ void multiply_promoted(
   }
 }
 
-/* Likewise by a lone consumer: the products of two stages are on their way at a time, and the sums of the first are
- * added up while the second is made. */
+/* Likewise with the products of two stages on their way at a time: the sums of the first are added up while the second
+ * is made. */
 template <class P>
 __device__ __forceinline__ void multiply_in_pairs(
-    Sums<P> &total, Ring<P::STAGES> &ring, Shared<P> shared, const Tiles<P> &tiles, int lane) {
-  int row = threadIdx.x / 32 % 4 * 16 + lane / 4, count = (tiles.to - tiles.from) * PARTS;
+    Sums<P> &total, Ring<P::STAGES> &ring, Shared<P> shared, const Tiles<P> &tiles, int top, int left, int lane) {
+  int row = top + threadIdx.x / 32 % 4 * 16 + lane / 4, count = (tiles.to - tiles.from) * PARTS;
   Ring<P::STAGES> ahead = ring;
   Sum sums[2][P::COLUMNS / 2];
   auto begin = [&](Sum(&sum)[P::COLUMNS / 2]) {
     barrier_wait(shared.full(ahead.stage), ahead.phase);
     wgmma_fence();
-    start<P>(sum, describe<BYTES>(shared.a(ahead.stage)), describe<BYTES>(shared.b(ahead.stage)), false);
+    start<P>(sum, describe<BYTES>(shared.a(ahead.stage) + top * BYTES),
+             describe<BYTES>(shared.b(ahead.stage) + left * BYTES), false);
     wgmma_commit();
     ahead.next();
   };
   auto add = [&](Sum(&sum)[P::COLUMNS / 2]) {
     BlockScales<P> scales;
-    if (SCALES == OF_BLOCKS) scales.read(shared.scales(ring.stage), row, 0);
+    if (SCALES == OF_BLOCKS) scales.read(shared.scales(ring.stage), row, left);
     settle(sum);
     release<P>(shared, ring.stage, lane);
     add_product<P>(total[0], sum, scales, 0, 0);
@@ -495,13 +498,18 @@ __device__ __forceinline__ index_t anew(index_t x) {
   return x;
 }
 
-/* Write a warp's 16 rows of a chunk to shared memory, finished, row by row, swizzled by the width of a row. */
+/* Write a warp's 16 rows of a chunk to shared memory, finished, row by row, swizzled by the width of a row. Some
+ * scales are read at a time: each would wait for what is written before it. */
 template <class P>
 __device__ __forceinline__ void stage_chunk(
     uint32_t chunk, const Sum *sum, const Call &call, const float (&rows)[2], uint32_t columns, int batch, int m, int n,
     int lane) {
   constexpr int WIDTH = P::CHUNK * int(sizeof(C)), SWIZZLE = WIDTH - 16;
+  constexpr int EIGHTS = P::CHUNK / 8, SOME = EIGHTS < 4 ? EIGHTS : 4;
   int row = m + lane / 4, column = n + lane % 4 * 2; /* this lane's first */
+  int at = lane / 4 * WIDTH + lane % 4 * 2 * int(sizeof(C));
+  uint32_t first = chunk + (at ^ (at >> 3 & SWIZZLE));
+  float2 scales[SOME] = {}, of_values[SOME] = {};
   [[maybe_unused]] Real alpha = static_cast<Real>(call.alpha), out_scale = static_cast<Real>(call.out_scale);
   auto linear = [&](int half, int c, bool inside, Sum total, float scale) { /* c: a column of B */
     Real x = Real(total);
@@ -519,20 +527,21 @@ __device__ __forceinline__ void stage_chunk(
     return to<C>(x * out_scale);
   };
 #pragma unroll
-  for (int eight = 0; eight < P::CHUNK / 8; ++eight) {
+  for (int eight = 0; eight < EIGHTS; ++eight) {
     if constexpr (BIAS || RESIDUAL) __syncwarp(); /* or loads for all columns would start here, and take registers */
-    float2 scales = {}, of_values = {};
-    if constexpr (SCALES == OF_ROWS) {
-      uint32_t from = columns + 4 * (8 * eight + lane % 4 * 2);
-      scales = read_pair(from);
-      if constexpr (GLU) of_values = read_pair(from + 4 * (P::COLUMNS / 2));
-    }
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
+    for (int i = 0; SCALES == OF_ROWS && eight % SOME == 0 && i < SOME; ++i) {
+      uint32_t from = columns + 4 * (8 * (eight + i) + lane % 4 * 2);
+      scales[i] = read_pair(from);
+      if constexpr (GLU) of_values[i] = read_pair(from + 4 * (P::COLUMNS / 2));
+    }
+    float2 scale = scales[eight % SOME], of_value = of_values[eight % SOME];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) { /* rows 8 below are swizzled alike */
       const Sum *pair = sum + 4 * eight + 2 * half;
-      int at = (lane / 4 + 8 * half) * WIDTH + (8 * eight + lane % 4 * 2) * int(sizeof(C));
-      put_pair(chunk + (at ^ (at >> 3 & SWIZZLE)), element(half, 8 * eight, pair, scales.x, of_values.x),
-               element(half, 8 * eight + 1, pair + 1, scales.y, of_values.y));
+      put_pair((first ^ 8 * eight * int(sizeof(C))) + 8 * half * WIDTH,
+               element(half, 8 * eight, pair, scale.x, of_value.x),
+               element(half, 8 * eight + 1, pair + 1, scale.y, of_value.y));
     }
   }
 }
@@ -603,7 +612,7 @@ __device__ __forceinline__ void consume(
     if constexpr (SCALES == OF_ROWS) scales.load(call, m, n, top, left);
     m += top, n += left / P::HALVES;
     if constexpr (PROMOTED && P::IN_PAIRS) {
-      multiply_in_pairs<P>(sum, ring, shared, tiles, lane);
+      multiply_in_pairs<P>(sum, ring, shared, tiles, top, left, lane);
     } else if constexpr (PROMOTED) {
       multiply_promoted<P>(sum, ring, shared, tiles, top, left, lane);
     } else {
@@ -648,13 +657,15 @@ __device__ __forceinline__ void run(
   __syncthreads();
   if constexpr (P::SHARE > 1) cluster_arrive(), cluster_wait(); /* the other loads into this ring, and arrives there */
   wait_for_previous();
-  start_next();
 
   int group = __shfl_sync(0xffffffff, threadIdx.x / GROUP, 0);
   if (group == P::CONSUMERS) {
     give_registers<PRODUCER_REGISTERS>();
     int warp = __shfl_sync(0xffffffff, threadIdx.x / 32 % 4, 0), lane = threadIdx.x % 32;
-    if (threadIdx.x == PRODUCER) produce<P>(map_a, map_b, tiles, shared, call);
+    if (threadIdx.x == PRODUCER) {
+      produce<P>(map_a, map_b, tiles, shared, call);
+      start_next(); /* not before: what it fetches ahead would be in the way of these loads */
+    }
     if (SCALES == OF_BLOCKS && warp == 1) bring_scales<P>(tiles, shared, call, lane);
     __syncwarp();
     if constexpr (P::SPLIT > 1) cluster_arrive(), cluster_wait(); /* as the consumers do when they add up */

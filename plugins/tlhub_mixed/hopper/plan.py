@@ -112,9 +112,10 @@ class Plan(NamedTuple):
         products = self.rows * self.columns // 32
         loads = (self.rows + self.columns // self.share) * _LOAD // 10
         split = 1300 * self.split if self.split > 1 else 0
+        if promoted and self.consumers == 2 and scales != OF_BLOCKS:
+            waits = {512: 128, 768: 180, 1024: 272}.get(products, products // 4)  # of one product, one, two
+            return max(products + waits, loads), 1024, 4096 + split
         end, last = products // self.split, (4 if promoted else 2) * products // self.split + split
-        if promoted and self.consumers == 2 and scales == OF_ROWS:
-            return max(products, loads) + products // 4, end, last
         waits = 180 if self.columns <= 64 and self.consumers == 1 else 450  # the tensor core, while sums are added up
         return max(products + (waits if promoted else 120), loads) + (40 if self.share > 1 else 0), end, last
 
@@ -149,7 +150,7 @@ _SMALL = "128x192 128x128 128x64 128x128-k2 128x128-k4 128x32 64x192 64x128 64x6
 PLAIN = _plans(f"128x256 128x256-b2 256x128 256x128-b2 64x256 {_SMALL}")
 """The plans worth considering where sums stay in the tensor core's registers; the first of equals is chosen."""
 
-PROMOTED = _plans(f"256x128 128x256 256x128-b2 128x192-b2 {_SMALL}")
+PROMOTED = _plans(f"128x256 256x128 256x128-b2 {_SMALL} 128x192-b2")
 """Likewise where they are added up in registers of their own."""
 
 SCALED = _plans(f"128x256 128x256-b2 128x192-b2 {_SMALL}")
