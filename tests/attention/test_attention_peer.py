@@ -88,6 +88,17 @@ def test_flash_attention_4_is_given_arrays_as_they_are(causal: bool, monkeypatch
         flash4(make(lse=True), {}, scalars)
 
 
+def test_flash_attention_4_is_left_out_where_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    def attend(q: Any, k: Any, v: Any, **how: Any) -> Any:
+        raise AssertionError("Unsupported compute capability")
+
+    monkeypatch.setitem(sys.modules, "flash_attn", ModuleType("flash_attn"))
+    monkeypatch.setitem(sys.modules, "flash_attn.cute", SimpleNamespace(flash_attn_func=attend))
+    made = make("float16")
+    with pytest.raises(NotImplementedError, match="FlashAttention-4: Unsupported compute capability"):
+        flash4(made, dict.fromkeys("qkv"), testing.default_scalars(ATTENTION, made))
+
+
 # -- the backward ----------------------------------------------------------------------------------
 
 

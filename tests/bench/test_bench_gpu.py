@@ -160,18 +160,25 @@ def test_without_a_library_of_a_gpus_nothing_is_timed(monkeypatch):
         gpu.compare(gemm, None, None, 0, {"cupy": ""}, rounds=1, seconds=1e-3, seed=0, l2=1)
 
 
-def test_peers_of_one_library_are_timed_beside_each_other(on_the_cpu):
+def test_peers_of_one_library_are_timed_beside_each_other(on_the_cpu, monkeypatch):
     import torch
 
     gemm, problem, timed = on_the_cpu
     theirs = peers_of(gemm, "cuda")["torch"]
-    peers = {"cupy": "", "torch-flash": theirs, "torch": theirs, "torch-flash4": "no_such_package.peers:call"}
+    missing = {"torch-flash4": "no_such_package.peers:call", "torch-old": "old"}
+    peers = {"cupy": "", "torch-flash": theirs, "torch": theirs, **missing}
+
+    def old(*args):
+        raise ImportError("cannot import name 'call' from 'package'", name="package")
+
+    monkeypatch.setattr("tlhub.testing.data.function", lambda path: old if path == "old" else function(path))
     found = gpu.compare(
         gemm, problem, lambda a, b, *, out, **scalars: torch.matmul(a, b, out=out), 0, peers,
         rounds=1, seconds=1e-3, seed=0, l2=1,
     )  # fmt: skip
-    assert timed == ["tlhub", "torch-flash", "torch"] and list(found["left_out"]) == ["cupy", "torch-flash4"]
+    assert timed == ["tlhub", "torch-flash", "torch"] and list(found["left_out"]) == ["cupy", *missing]
     assert found["left_out"]["torch-flash4"] == "no_such_package is not installed"
+    assert found["left_out"]["torch-old"] == "cannot import name 'call' from 'package'"
     assert set(found["libraries"]) == {"torch-flash", "torch"}
 
 

@@ -73,8 +73,10 @@ def compare(
             calls = [function(path)(problem, s, scalars) for s in sets]
             calls[0]()  # some tell only now
             sides[name] = calls
+        except ModuleNotFoundError as error:
+            left_out[name] = f"{error.name} is not installed"
         except ImportError as error:
-            left_out[name] = f"{error.name or error} is not installed"
+            left_out[name] = str(error)
         except NotImplementedError as error:
             left_out[name] = str(error) or "it does not compute this problem"
     graphs = TorchGraphs(arrays.wait) if arrays.name == "torch" else None  # CuPy records none of cuBLAS

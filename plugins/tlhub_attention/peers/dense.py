@@ -42,13 +42,21 @@ def torch_gpu_flash(problem: Problem, inputs: Mapping[str, Any], scalars: Mappin
 def flash4(problem: Problem, inputs: Mapping[str, Any], scalars: Mapping[str, float]) -> Call:
     """Return a call of FlashAttention-4 on PyTorch's tensors, whose result is (B, H, S, D) as PyTorch's own are.
 
-    Raises NotImplementedError where that does something else, ImportError without its package, flash-attn-4.
+    Raises NotImplementedError where that does something else or refuses, ImportError without its package, flash-attn-4.
     """
     _refuse(problem, scalars)
     from flash_attn.cute import flash_attn_func
 
     given, how = [inputs[n] for n in "qkv"], {"softmax_scale": scalars["scale"], "causal": problem.option["causal"]}
-    return lambda: flash_attn_func(*given, **how)[0].transpose(1, 2)
+
+    def call() -> Any:
+        return flash_attn_func(*given, **how)[0].transpose(1, 2)
+
+    try:
+        call()
+    except Exception as error:  # an assertion of what it is for, or what its compiler raises
+        raise NotImplementedError(f"FlashAttention-4: {error or type(error).__name__}") from error
+    return call
 
 
 def torch_backward(problem: Problem, inputs: Mapping[str, Array], scalars: Mapping[str, float]) -> Call:
