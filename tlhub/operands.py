@@ -23,8 +23,7 @@ def read(kernel: Kernel, arrays: tuple[Any, ...], options: Mapping[str, Any]) ->
     Raises ArgumentError where the arrays do not fit together.
     """
     dtype = _dtype_of(arrays[0], kernel, kernel.inputs[0].name) if arrays else kernel.dtypes[0]
-    symbolic = make(kernel, symbols(kernel, dtype, options), dtype, options)
-    inputs = signature(kernel, symbolic).inputs
+    inputs = _inputs(kernel, dtype, options)
     names = [t.name for t in inputs]
 
     def call(more: Mapping[str, Any]) -> str:
@@ -34,13 +33,43 @@ def read(kernel: Kernel, arrays: tuple[Any, ...], options: Mapping[str, Any]) ->
         count = "no arrays were" if not arrays else "1 array was" if len(arrays) == 1 else f"{len(arrays)} arrays were"
         more = "".join(f"; {name} with {_typed(when)}" for name, when in _others(kernel, names).items())
         raise ArgumentError(f"{kernel.name}: {count} given; its inputs are {', '.join(names)}{more}", hint=call({}))
-    elide = next((d.name for d in kernel.dims if d.elide), None)
-    extents: dict[str, int] = {}
-    for tensor, array in zip(inputs, arrays, strict=True):
-        _bind(kernel, tensor, array, elide, extents, call)
+
+    def form(when: Mapping[str, Any]) -> str | None:
+        return call(when) if _fit(kernel, dtype, arrays, {**options, **when}) else None
+
+    extents = _bound(kernel, inputs, arrays, form)
     own = {a.name for a in kernel.inputs if a.dtype == "dtype"}
     pairs = zip(inputs, arrays, strict=True)
     return extents, {t.name: _dtype_of(a, kernel, t.name) for t, a in pairs if t.name in own}
+
+
+def _inputs(kernel: Kernel, dtype: str, options: Mapping[str, Any]) -> Sequence[Tensor]:
+    """Return the inputs with these options, of dims that are all symbols."""
+    return signature(kernel, make(kernel, symbols(kernel, dtype, options), dtype, options)).inputs
+
+
+def _fit(kernel: Kernel, dtype: str, arrays: tuple[Any, ...], options: Mapping[str, Any]) -> bool:
+    """Tell whether *arrays* have the shapes of the inputs with these options."""
+    try:
+        inputs = _inputs(kernel, dtype, options)
+        if len(inputs) != len(arrays):
+            return False
+        make(kernel, _bound(kernel, inputs, arrays, lambda when: None), dtype, options)
+    except ArgumentError:
+        return False
+    return True
+
+
+def _bound(
+    kernel: Kernel, inputs: Sequence[Tensor], arrays: tuple[Any, ...], form: Callable[[Mapping[str, Any]], str | None]
+) -> dict[str, int]:
+    """Return the extents of the dims of *inputs*. *form(when)*: the call to type for inputs of other options, or None
+    where the arrays are none of those."""
+    elide = next((d.name for d in kernel.dims if d.elide), None)
+    extents: dict[str, int] = {}
+    for tensor, array in zip(inputs, arrays, strict=True):
+        _bind(kernel, tensor, array, elide, extents, form)
+    return extents
 
 
 def _typed(values: Mapping[str, Any]) -> str:
@@ -63,9 +92,9 @@ def _bind(
     array: Any,
     elide: str | None,
     extents: dict[str, int],
-    call: Callable[[Mapping[str, Any]], str],
+    form: Callable[[Mapping[str, Any]], str | None],
 ) -> None:
-    """Learn the extents of *tensor*'s dims from *array*. *call(more)*: the call to type with more options."""
+    """Learn the extents of *tensor*'s dims from *array*. *form*: as of ``_bound``."""
     try:
         given = shape = tuple(array.shape)
     except (AttributeError, TypeError):
@@ -80,7 +109,7 @@ def _bind(
     if len(shape) != len(tensor.dims):
         forms = [a for a in kernel.inputs if a.name == tensor.name]
         read = next(f" with {_typed(a.when)}" if a.when else "" for a in forms if a.dims == tensor.dims)
-        other = next((call(a.when) for a in forms if len(a.dims) == len(shape)), None)
+        other = next(filter(None, (form(a.when) for a in forms if len(a.dims) == len(shape))), None)
         raise ArgumentError(
             f"{kernel.name}: argument {tensor.name!r}{read}: expected dims {wanted}, got shape {given}",
             argument=tensor.name,

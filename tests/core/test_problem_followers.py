@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -88,3 +89,16 @@ def test_a_form_of_another_option_is_told_by_it_and_how_this_one_was_read() -> N
     with pytest.raises(ArgumentError, match=r"argument 'a_scale' with scaling='tensor': expected dims \(\)") as caught:
         operands.read(scaled, (x, x, scales, scales), {"trans_b": True})
     assert caught.value.hint == "tlhub.get_for('gemm_scaled', a, b, a_scale, b_scale, trans_b=True, scaling='row')"
+
+
+def test_a_form_that_the_other_arrays_have_not_is_no_hint() -> None:
+    """(M, 1) looks like the blocks' scales, whose hint would be the one for rows again."""
+    scaled, x, scales = load().kernel("gemm_scaled"), np.ones((5, 256), ml_dtypes.float8_e4m3fn), np.ones(5, "float32")
+    for scaling in ("row", "block"):
+        with pytest.raises(ArgumentError, match="expected dims") as caught:
+            operands.read(scaled, (x, x, scales[:, None], scales), {"trans_b": True, "scaling": scaling})
+        assert caught.value.hint == "tlhub kernels gemm_scaled"
+    blocks = np.ones((5, 2), "float32"), np.ones((1, 2), "float32")
+    with pytest.raises(ArgumentError, match="expected dims") as caught:
+        operands.read(scaled, (x, x, *blocks), {"trans_b": True})
+    assert caught.value.hint == "tlhub.get_for('gemm_scaled', a, b, a_scale, b_scale, trans_b=True, scaling='block')"
