@@ -6,7 +6,7 @@ import functools
 from types import SimpleNamespace
 
 import cuda_lab
-from cuda_lab import Array
+from cuda_array import Array
 
 from tlhub import problem
 from tlhub.specs import DeviceFacts, Schedule

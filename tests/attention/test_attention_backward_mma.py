@@ -7,7 +7,8 @@ import subprocess
 
 import cuda_lab
 import pytest
-from cuda_lab import Array, number
+from cuda_array import Array
+from cuda_lab import number
 
 import tlhub_registry
 from tlhub import catalog, problem, workload

@@ -8,7 +8,8 @@ import subprocess
 import cuda_lab
 import decode_lab
 import pytest
-from cuda_lab import Array, number
+from cuda_array import Array
+from cuda_lab import number
 from decode_lab import make
 
 import tlhub_registry

@@ -5,7 +5,7 @@ from __future__ import annotations
 import cuda_lab
 import decode_lab
 import pytest
-from cuda_lab import Array
+from cuda_array import Array
 from decode_lab import make
 
 import tlhub_registry

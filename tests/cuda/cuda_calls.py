@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 import cuda_lab
-from cuda_lab import Array
+from cuda_array import Array
 
 
 @functools.cache

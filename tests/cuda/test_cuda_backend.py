@@ -11,6 +11,7 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
+import cuda_array
 import cuda_lab
 import cuda_programs
 import pytest
@@ -269,7 +270,7 @@ def test_a_dim_of_a_fixed_extent_and_one_seen_through_its_symbol(driver):
     """Names of dims are values in every case: given, or of the first array that has their symbol."""
     made = cuda_lab.build("cuda_programs:scale", cuda_lab.SCALE, (8, "M"))
     said = driver.do(
-        cuda_lab.call, made.linked, [cuda_lab.Array((8, 48), 1 << 30), cuda_lab.Array((8, 48), 1 << 40), None, 1.0]
+        cuda_lab.call, made.linked, [cuda_array.Array((8, 48), 1 << 30), cuda_array.Array((8, 48), 1 << 40), None, 1.0]
     )
     assert said.maps()[0]["dims"] == [48, 8]
 

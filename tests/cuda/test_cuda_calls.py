@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import cuda_lab
 import pytest
+from cuda_array import Array
 from cuda_calls import axpy, matrices, rows, scale, sums, vectors
-from cuda_lab import Array, number
+from cuda_lab import number
 
 KIB = 1 << 10
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import cuda_lab
 import pytest
-from cuda_lab import Array
+from cuda_array import Array
 
 from tlhub.specs import Schedule
 

@@ -11,7 +11,7 @@ from types import ModuleType, SimpleNamespace
 import cuda_lab
 import numpy as np
 import pytest
-from cuda_lab import Array
+from cuda_array import Array
 
 from tlhub.errors import DeviceError
 
@@ -55,7 +55,7 @@ def fake_cupy():
 
         def __dlpack__(self, stream=None):
             assert stream == -1, "another stream would wait for CuPy's"
-            return cuda_lab.Array(self.shape, self.address, self.dtype.name, device=self.index).__dlpack__()
+            return Array(self.shape, self.address, self.dtype.name, device=self.index).__dlpack__()
 
     ndarray.__module__ = "cupy"
 

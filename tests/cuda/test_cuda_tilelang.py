@@ -7,7 +7,8 @@ import os
 
 import cuda_lab
 import pytest
-from cuda_lab import Array, number
+from cuda_array import Array
+from cuda_lab import number
 
 from tlhub.build import frontends
 from tlhub.errors import BuildError

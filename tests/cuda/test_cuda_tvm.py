@@ -9,7 +9,8 @@ from pathlib import Path
 
 import cuda_lab
 import pytest
-from cuda_lab import Array, number
+from cuda_array import Array
+from cuda_lab import number
 
 from tlhub.errors import BuildError
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import cuda_lab
 import numpy as np
 import pytest
-from cuda_lab import Array, number
+from cuda_array import Array
+from cuda_lab import number
 from hopper_lab import SCHEMES, build
 
 import tlhub_gemm

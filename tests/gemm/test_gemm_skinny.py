@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import cuda_lab
 import pytest
-from cuda_lab import Array, number
+from cuda_array import Array
+from cuda_lab import number
 
 from tlhub import problem
 from tlhub.errors import BuildError

@@ -11,7 +11,8 @@ from types import SimpleNamespace
 
 import cuda_lab
 import pytest
-from cuda_lab import Array, number
+from cuda_array import Array
+from cuda_lab import number
 
 import tlhub_cuda
 from tlhub.build import pool

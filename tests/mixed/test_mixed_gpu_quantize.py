@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+import cuda_array
 import cuda_lab
 import pytest
 
@@ -14,7 +15,7 @@ from tlhub_mixed.contracts.quantize import QUANTIZE
 from tlhub_mixed.cuda.quantize import QUANTIZE_BLOCKS
 
 E8M0 = "float8_e8m0fnu"
-SCRATCH = cuda_lab.Array((1 << 20,), 1 << 47, "uint8")
+SCRATCH = cuda_array.Array((1 << 20,), 1 << 47, "uint8")
 
 
 @functools.cache
@@ -24,9 +25,9 @@ def build(dtype="float32", arch=cuda_lab.ARCH, **options):
 
 def launches(driver, scale, m=300, k=1000, scratch=None, **options):
     """Call quantize of float32 to int8 with scales of a shape, and return its launches."""
-    x, q = cuda_lab.Array((m, k), 1 << 40), cuda_lab.Array((m, k), 1 << 41, "int8")
+    x, q = cuda_array.Array((m, k), 1 << 40), cuda_array.Array((m, k), 1 << 41, "int8")
     built = build(out_dtype="int8", **options)
-    said = driver.do(cuda_lab.call, built.linked, [x, q, cuda_lab.Array(scale, 1 << 42), scratch])
+    said = driver.do(cuda_lab.call, built.linked, [x, q, cuda_array.Array(scale, 1 << 42), scratch])
     assert said.error is None
     return said.launches()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+import cuda_array
 import cuda_lab
 import pytest
 
@@ -69,7 +70,7 @@ def launches(driver, m, n=4096, k=4096, **arrays):
         "c": ((m, n), "float16"),
     }
     given = [
-        cuda_lab.Array(shape, **{"address": (i + 1) << 40, "dtype": dtype, **arrays.get(name, {})})
+        cuda_array.Array(shape, **{"address": (i + 1) << 40, "dtype": dtype, **arrays.get(name, {})})
         for i, (name, (shape, dtype)) in enumerate(shapes.items())
     ]
     said = driver.do(cuda_lab.call, built.linked, [*given, SCRATCH, 1.0])
@@ -77,7 +78,7 @@ def launches(driver, m, n=4096, k=4096, **arrays):
     return said.launches()
 
 
-SCRATCH = cuda_lab.Array((1 << 33,), 1 << 47, "uint8")
+SCRATCH = cuda_array.Array((1 << 33,), 1 << 47, "uint8")
 
 
 @functools.cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+import cuda_array
 import cuda_lab
 import pytest
 
@@ -125,14 +126,14 @@ def hollow_build(arch="cuda:sm_90a"):
     )
 
 
-SCRATCH = cuda_lab.Array((1 << 33,), 1 << 47, "uint8")
+SCRATCH = cuda_array.Array((1 << 33,), 1 << 47, "uint8")
 
 
 def launches(driver, m, n=4096, k=4096, **arrays):
     """Call gemm of int8 and return its launches; *arrays* replace what arrays in C order have."""
     shapes = {"a": ((1, m, k), "int8"), "b": ((1, n, k), "int8"), "c": ((1, m, n), "int32")}
     given = [
-        cuda_lab.Array(shape, **{"address": (i + 1) << 40, "dtype": dtype, **arrays.get(name, {})})
+        cuda_array.Array(shape, **{"address": (i + 1) << 40, "dtype": dtype, **arrays.get(name, {})})
         for i, (name, (shape, dtype)) in enumerate(shapes.items())
     ]
     said = driver.do(cuda_lab.call, hollow_build().linked, [*given, SCRATCH, 1.0, 1.0])
