@@ -88,14 +88,24 @@ def test_flash_attention_4_is_given_arrays_as_they_are(causal: bool, monkeypatch
         flash4(make(lse=True), {}, scalars)
 
 
-def test_flash_attention_4_is_left_out_where_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("raised", "expected"),
+    [
+        (AssertionError("no such capability"), pytest.raises(NotImplementedError, match="-4: no such capability")),
+        (AssertionError(), pytest.raises(NotImplementedError, match="-4: AssertionError")),
+        (TypeError("no such keyword"), pytest.raises(TypeError)),  # a fault, not a refusal
+    ],
+)
+def test_flash_attention_4_is_left_out_where_it_refuses(
+    raised: Exception, expected: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def attend(q: Any, k: Any, v: Any, **how: Any) -> Any:
-        raise AssertionError("Unsupported compute capability")
+        raise raised
 
     monkeypatch.setitem(sys.modules, "flash_attn", ModuleType("flash_attn"))
     monkeypatch.setitem(sys.modules, "flash_attn.cute", SimpleNamespace(flash_attn_func=attend))
     made = make("float16")
-    with pytest.raises(NotImplementedError, match="FlashAttention-4: Unsupported compute capability"):
+    with expected:
         flash4(made, dict.fromkeys("qkv"), testing.default_scalars(ATTENTION, made))
 
 

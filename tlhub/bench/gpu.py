@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from tlhub.bench.side import LeftOut
+from tlhub.bench.side import LeftOut, or_left_out
 from tlhub.specs import DTYPES, Kernel, Problem, Signature
 
 Call = Callable[[], Any]
@@ -70,15 +70,12 @@ def compare(
             left_out[name] = f"the arrays are those of {arrays.name}"
             continue
         try:
-            calls = [function(path)(problem, s, scalars) for s in sets]
-            calls[0]()  # some tell only now
+            with or_left_out():
+                calls = [function(path)(problem, s, scalars) for s in sets]
+                calls[0]()  # some tell only now
             sides[name] = calls
-        except ModuleNotFoundError as error:
-            left_out[name] = f"{error.name} is not installed"
-        except ImportError as error:
-            left_out[name] = str(error)
-        except NotImplementedError as error:
-            left_out[name] = str(error) or "it does not compute this problem"
+        except LeftOut as reason:
+            left_out[name] = str(reason)
     graphs = TorchGraphs(arrays.wait) if arrays.name == "torch" else None  # CuPy records none of cuBLAS
     taken = in_turn(sides, arrays.wait, graphs, rounds, seconds)
     found = {

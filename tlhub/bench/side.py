@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
@@ -24,6 +25,19 @@ _PATIENCE = 10.0
 
 class LeftOut(Exception):
     """A side cannot run here; the message says why."""
+
+
+@contextlib.contextmanager
+def or_left_out() -> Iterator[None]:
+    """Raise LeftOut where a peer lacks a package, or does not compute the problem."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise LeftOut(f"{error.name or error} is not installed") from error
+    except ImportError as error:
+        raise LeftOut(str(error)) from error
+    except NotImplementedError as error:
+        raise LeftOut(str(error) or "it does not compute this problem") from error
 
 
 class Side:

@@ -45,6 +45,7 @@ def flash4(problem: Problem, inputs: Mapping[str, Any], scalars: Mapping[str, fl
     Raises NotImplementedError where that does something else or refuses, ImportError without its package, flash-attn-4.
     """
     _refuse(problem, scalars)
+    import torch
     from flash_attn.cute import flash_attn_func
 
     given, how = [inputs[n] for n in "qkv"], {"softmax_scale": scalars["scale"], "causal": problem.option["causal"]}
@@ -54,8 +55,10 @@ def flash4(problem: Problem, inputs: Mapping[str, Any], scalars: Mapping[str, fl
 
     try:
         call()
+    except (TypeError, torch.cuda.OutOfMemoryError):  # a call or a problem that is at fault
+        raise
     except Exception as error:  # an assertion of what it is for, or what its compiler raises
-        raise NotImplementedError(f"FlashAttention-4: {error or type(error).__name__}") from error
+        raise NotImplementedError(f"FlashAttention-4: {str(error) or type(error).__name__}") from error
     return call
 
 
