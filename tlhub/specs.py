@@ -113,7 +113,8 @@ class Kernel:
     scalars) -> callable`` that runs the platform's library once. Inputs are a mapping of names to NumPy arrays, outputs
     a tuple; a reference that asks nothing but NumPy's protocols of its arrays is computed on a GPU, by CuPy, where it
     would take long. A peer for a GPU is named after its target and the library whose arrays it takes, ``cuda:torch``,
-    and others of that library after what they are, ``cuda:torch-flash``.
+    and others of that library after what they are, ``cuda:torch-flash``: what such a callable names as its ``library``,
+    with the release, is what a report says it runs on.
     """
 
     name: str

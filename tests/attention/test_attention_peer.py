@@ -80,9 +80,12 @@ def test_flash_attention_4_is_given_arrays_as_they_are(causal: bool, monkeypatch
 
     monkeypatch.setitem(sys.modules, "flash_attn", ModuleType("flash_attn"))
     monkeypatch.setitem(sys.modules, "flash_attn.cute", SimpleNamespace(flash_attn_func=attend))
+    monkeypatch.setattr("importlib.metadata.version", lambda name: f"{name[-1]}.0")
     made, scalars = make("float32", causal=causal), {**testing.default_scalars(ATTENTION, make()), "scale": 0.3}
     arrays = testing.inputs(ATTENTION, made)
-    got = flash4(made, {name: torch.from_numpy(a) for name, a in arrays.items()}, scalars)()
+    call = flash4(made, {name: torch.from_numpy(a) for name, a in arrays.items()}, scalars)
+    assert call.library == "flash-attn-4 4.0"  # type: ignore[attr-defined]
+    got = call()
     np.testing.assert_allclose(got.transpose(1, 2).numpy(), reference(made, arrays, scalars)[0], atol=4e-3)
     with pytest.raises(NotImplementedError, match="no lse"):
         flash4(make(lse=True), {}, scalars)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from tlhub.bench import gpu
@@ -166,12 +168,18 @@ def test_peers_of_one_library_are_timed_beside_each_other(on_the_cpu, monkeypatc
     gemm, problem, timed = on_the_cpu
     theirs = peers_of(gemm, "cuda")["torch"]
     missing = {"torch-flash4": "no_such_package.peers:call", "torch-old": "old"}
-    peers = {"cupy": "", "torch-flash": theirs, "torch": theirs, **missing}
+    peers = {"cupy": "", "torch-flash": "named", "torch": theirs, **missing}
 
     def old(*args):
         raise ImportError("cannot import name 'call' from 'package'", name="package")
 
-    monkeypatch.setattr("tlhub.testing.data.function", lambda path: old if path == "old" else function(path))
+    def named(*args):
+        call = partial(function(theirs)(*args))
+        call.library = "a package 1.0"
+        return call
+
+    found = {"old": old, "named": named}
+    monkeypatch.setattr("tlhub.testing.data.function", lambda path: found.get(path) or function(path))
     found = gpu.compare(
         gemm, problem, lambda a, b, *, out, **scalars: torch.matmul(a, b, out=out), 0, peers,
         rounds=1, seconds=1e-3, seed=0, l2=1,
@@ -179,7 +187,7 @@ def test_peers_of_one_library_are_timed_beside_each_other(on_the_cpu, monkeypatc
     assert timed == ["tlhub", "torch-flash", "torch"] and list(found["left_out"]) == ["cupy", *missing]
     assert found["left_out"]["torch-flash4"] == "no_such_package is not installed"
     assert found["left_out"]["torch-old"] == "cannot import name 'call' from 'package'"
-    assert set(found["libraries"]) == {"torch-flash", "torch"}
+    assert found["libraries"] == {"torch-flash": "a package 1.0", "torch": f"torch {torch.__version__}"}
 
 
 def test_peers_are_those_of_the_device():
