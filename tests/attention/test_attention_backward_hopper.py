@@ -7,6 +7,7 @@ import subprocess
 
 import cuda_lab
 import pytest
+import sass
 from cuda_array import Array
 from cuda_lab import number
 
@@ -136,6 +137,10 @@ def test_kernels_compile_without_spills_or_serialised_wgmma(channels, options):
     for name, plan in ((f"backward_{plain.queries}", plain), (f"backward_{capped.queries}_capped", capped)):
         assert built.resources[f"{name}.shared_memory"] == plan.shared(channels[1])
         assert built.resources[f"{name}.registers"] == 168  # all that there are at the launch, for 384 threads
+
+
+def test_nothing_is_loaded_that_the_kernel_before_may_still_write():
+    assert sass.early_loads(build(128, 128, causal=True).linked) == {}
 
 
 def test_a_layout_that_differs_from_the_launch_does_not_compile(tmp_path):

@@ -144,6 +144,14 @@ def test_kernels_compile_without_spills_but_for_a_tiles_end_of_256_channels(chan
     assert built.resources["decode_rows.spills"] == 0
 
 
+@pytest.mark.slow
+def test_only_lengths_are_loaded_that_the_kernel_before_may_still_write():
+    """Past the L1 cache, to foresee what comes first: they are read again."""
+    early = sass.early_loads(build(128, 128, alibi=True).linked)
+    assert set(early) == {"decode_16", "decode_64"}
+    assert all("LDG.E.STRONG.GPU" in load for loads in early.values() for load in loads)
+
+
 @pytest.mark.xfail(strict=True, reason="arrivals do not wait for loads yet; no result was seen to change")
 def test_keys_and_values_are_read_before_their_room_is_told_to_be_free():
     assert sass.early_arrivals(build(128, 128, paged=True, lse=True).linked) == {}

@@ -6,6 +6,7 @@ import functools
 
 import cuda_lab
 import pytest
+import sass
 from cuda_array import Array
 from cuda_lab import number
 
@@ -137,6 +138,10 @@ def test_kernels_compile_without_spills_or_serialised_wgmma(channels, options):
         assert built.resources[f"{name}.spills"] == 0
         assert built.resources[f"{name}.shared_memory"] == plan.shared(*channels, item)
         assert built.resources[f"{name}.registers"] == 65536 // plan.threads // 8 * 8
+
+
+def test_nothing_is_loaded_that_the_kernel_before_may_still_write():
+    assert sass.early_loads(build(128, 128, causal=True, lse=True, scaled=True).linked) == {}
 
 
 # -- a call ------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import cuda_lab
 import pytest
+import sass
 from cuda_array import Array
 from cuda_lab import number
 
@@ -145,6 +146,10 @@ def test_kernels_compile_with_next_to_no_spills_and_no_serialised_wgmma(channels
         assert (
             built.resources[f"{name}.registers"] == 65536 // plan.threads // 8 * 8
         )  # all that there are at the launch
+
+
+def test_nothing_is_loaded_that_the_kernel_before_may_still_write():
+    assert sass.early_loads(build(128, 128, causal=True, lse=True).linked) == {}
 
 
 def test_wgmma_multiplies_whole_tiles_that_bulk_copies_brought():

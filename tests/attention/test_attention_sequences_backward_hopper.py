@@ -6,6 +6,7 @@ import functools
 
 import cuda_lab
 import pytest
+import sass
 from cuda_array import Array
 from cuda_lab import number
 
@@ -67,6 +68,11 @@ def test_kernels_compile_without_spills_or_serialised_wgmma(channels, options):
     built = build(*channels, **options).built
     assert built.warnings == ()
     assert not any(count for name, count in built.resources.items() if name.endswith(".spills"))
+
+
+@pytest.mark.slow
+def test_nothing_is_loaded_that_the_kernel_before_may_still_write():
+    assert sass.early_loads(build(128, 128, causal=True).linked) == {}
 
 
 # -- a call ------------------------------------------------------------------------------------------

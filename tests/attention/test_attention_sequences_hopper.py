@@ -6,6 +6,7 @@ import functools
 
 import cuda_lab
 import pytest
+import sass
 from cuda_array import Array
 from cuda_lab import number
 
@@ -85,6 +86,11 @@ def test_kernels_compile_with_next_to_no_spills_and_no_serialised_wgmma(channels
         assert built.resources[f"{name}.spills"] <= (32 if plan.groups == 3 and "alibi" in options else 0)
         assert built.resources[f"{name}.shared_memory"] == plan.shared(*channels, item) + BESIDE
     assert built.resources["attend_rows.spills"] == 0
+
+
+@pytest.mark.slow
+def test_nothing_is_loaded_that_the_kernel_before_may_still_write():
+    assert sass.early_loads(build(128, 128, causal=True, lse=True).linked) == {}
 
 
 # -- a call ------------------------------------------------------------------------------------------

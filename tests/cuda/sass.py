@@ -1,6 +1,10 @@
 """What a kernel's machine code does, by its disassembly.
 
     assert sass.early_arrivals(made.linked) == {}
+    assert sass.early_loads(made.linked) == {}
+
+A launch may begin while the kernel before it still writes, and waits for it: what it loads ahead of that wait may
+change. The compiler may move loads there of what it takes for constant, whatever the source says.
 
 An arrival at an mbarrier passes by loads from shared memory that are under way, and what it releases may be overwritten
 before they have read it, if a bulk copy does that. A fence before the arrival waits for them, as does whatever needs
@@ -60,6 +64,24 @@ def early_arrivals(library: str | Path) -> dict[str, list[str]]:
     test where there is no nvdisasm."""
     found = {name: list(_early(code)) for name, code in _kernels(_disassemble(library)).items()}
     return {name: arrivals for name, arrivals in found.items() if arrivals}
+
+
+def early_loads(library: str | Path) -> dict[str, list[str]]:
+    """Return, by kernel that waits for the one before, the loads from memory on a way there. Skips the test where there
+    is no nvdisasm."""
+    found = {name: list(_ahead(code)) for name, code in _kernels(_disassemble(library)).items()}
+    return {name: loads for name, loads in found.items() if loads}
+
+
+def _ahead(code: list[Instruction]) -> Iterator[str]:
+    waits = {place for place, instruction in enumerate(code) if instruction.name == "ACQBULK"}
+    reached, changed = {0}, [0] if waits else []
+    while changed:
+        place = changed.pop()
+        new = set(code[place].to) - reached if place not in waits else set()
+        reached |= new
+        changed += new
+    yield from (str(code[place]) for place in sorted(reached) if code[place].name.partition(".")[0] in ("LD", "LDG"))
 
 
 def _early(code: list[Instruction]) -> Iterator[str]:
@@ -128,7 +150,7 @@ def _link(code: list[Instruction], labels: dict[str, int]) -> None:
         to = {place + 1}
         if name in ("EXIT", "RET", "KILL") and not instruction.predicate:
             to = set()
-        elif name == "BSYNC":
+        elif name == "BSYNC" and place + 1 not in meets[instruction.operands]:
             to |= meets[instruction.operands]
         elif name in ("BRA", "CALL") and (match := _TARGET.search(instruction.operands)):
             always = name == "BRA" and not instruction.predicate and instruction.operands.startswith("`")

@@ -228,6 +228,10 @@ def test_kernels_compile_without_spills_or_serialised_wgmma(texts, options):
         assert built.resources[f"{name}.shared_memory"] == plan.shared(item, bool(options.get("glu")))
 
 
+def test_nothing_is_loaded_that_the_kernel_before_may_still_write():
+    assert sass.early_loads(build(SCHEMES).linked) == {}
+
+
 def test_gelu_errs_by_less_than_is_allowed():
     """By the coefficients that the text has, of powers of two, a rounding at each step."""
     text = (Path(hopper_program.__file__).parent / "cuda/hopper_finish.cuh").read_text("utf-8")

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import cuda_lab
 import pytest
+import sass
 from cuda_array import Array
 from cuda_lab import number
 
@@ -133,6 +134,10 @@ def test_kernels_compile_without_spills(arch, options):
     spills = {name: n for name, n in built.resources.items() if name.endswith(".spills")}
     assert set(spills) > {"skinny_8.spills", "skinny_64.spills", "simt_any.spills"}
     assert not any(spills.values())
+
+
+def test_nothing_is_loaded_that_the_kernel_before_may_still_write():
+    assert sass.early_loads(build("cuda:sm_90a").linked) == {}
 
 
 @pytest.mark.slow

@@ -152,3 +152,10 @@ def test_kernels_compile_with_next_to_no_spills(schedule, arch, dtype, options):
 def test_codes_and_activations_are_read_before_their_room_is_told_to_be_free():
     how = {"dtype": "bfloat16", "options": {"group": 32, **SWIGLU}}
     assert sass.early_arrivals(cuda_lab.build(W8_HOPPER.program, W8A16, ("M", "N", "K"), **how).linked) == {}
+
+
+@pytest.mark.slow
+def test_nothing_is_loaded_that_the_kernel_before_may_still_write():
+    """Scales and zero points are loaded as constants are."""
+    how = {"dtype": "bfloat16", "options": {"group": 64, "zero_point": True, **SWIGLU}}
+    assert sass.early_loads(cuda_lab.build(W8_HOPPER.program, W8A16, ("M", "N", "K"), **how).linked) == {}

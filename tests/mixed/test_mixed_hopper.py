@@ -7,6 +7,7 @@ import re
 
 import cuda_lab
 import pytest
+import sass
 
 import tlhub_registry
 from tlhub import catalog, problem, workload
@@ -206,6 +207,10 @@ def test_kernels_compile_without_spills_or_serialised_wgmma(texts, dtype, option
         name = "product_" + str(p).replace("-", "_")
         assert built.resources[f"{name}.spills"] == 0
         assert built.resources[f"{name}.shared_memory"] == p.shared(item, False, NO_SCALES)
+
+
+def test_nothing_is_loaded_that_the_kernel_before_may_still_write():
+    assert sass.early_loads(build("256x128-b2 64x32").linked) == {}
 
 
 @pytest.mark.parametrize(
