@@ -47,7 +47,9 @@ class Lookup(NamedTuple):
         """Return who serves, and why the others do not."""
         schedules = self.catalog.schedules.get(self.kernel.name, ())
         unproven = certificates.unproven(self.catalog, self.place.target.name)
-        return resolve(schedules, self.problem, self.place.facts, asked=self.schedule, unproven=unproven)
+        return resolve(
+            schedules, self.problem, self.place.facts, asked=self.schedule, unproven=unproven, broken=sources.fault
+        )
 
     def resolution(self) -> Resolution:
         """Return what ``resolve`` does. Raises NoSchedule where nobody serves."""

@@ -57,12 +57,14 @@ def resolve(
     *,
     asked: str | None = None,
     unproven: Callable[[Schedule], str | None] = lambda schedule: None,
+    broken: Callable[[Schedule], str | None] = lambda schedule: None,
 ) -> Resolution:
     """Rank *schedules* for *problem* on a device with *facts*.
 
     An explicit *asked* leaves only the schedule of that name (UnknownName if there is none); then the
     declared priority decides, then the name. Facts about the machine come in as arguments; so does what was
-    measured: *unproven* tells why a schedule that would serve is served only when asked for, or None.
+    measured, and what is installed: *unproven* tells why a schedule that would serve is served only when asked for,
+    *broken* why it cannot; None where they have nothing to say.
     """
     schedules = tuple(schedules)
     if asked is not None and asked not in {s.name for s in schedules}:
@@ -79,6 +81,7 @@ def resolve(
         chosen: Config = {}
         if reason is None:
             reason, chosen = _judge(schedule, problem, facts)
+            reason = reason or broken(schedule)
         if reason is None and asked is None:
             why = "experimental" if schedule.experimental else unproven(schedule)
             if why:
@@ -115,7 +118,7 @@ def _judge(schedule: Schedule, problem: Problem, facts: DeviceFacts) -> tuple[st
             raise
         return f"its plugin failed: {describe(error)} ({_where(error)})", {}
     if reason:
-        return reason, {}
+        return reason if isinstance(reason, str) else f"its plugin failed: supports() is {reason!r}, no reason", {}
     return (None, configs[0]) if configs else ("no config fits", {})
 
 

@@ -16,6 +16,15 @@ def digest(schedule: Schedule) -> str:
     return _digest(schedule.sources or (schedule.program.partition(":")[0],))
 
 
+def fault(schedule: Schedule) -> str | None:
+    """Return which of *schedule*'s sources is missing, or None."""
+    try:
+        digest(schedule)
+    except PluginError as error:
+        return error.message
+    return None
+
+
 @functools.cache
 def _digest(modules: tuple[str, ...]) -> str:
     total = hashlib.sha256()

@@ -55,9 +55,11 @@ def test_each_rejection_has_its_reason() -> None:
         replace(BASE, name="leaves", supports=leaves),
         replace(BASE, name="wordless", supports=wordless),
         replace(BASE, name="empty", configs=lambda p, f: ()),
+        replace(BASE, name="yes", supports=lambda p, f: True),  # type: ignore[arg-type,return-value]
+        replace(BASE, name="gone"),
         BASE,
     ]
-    found = resolve(schedules, PROBLEM, FACTS)
+    found = resolve(schedules, PROBLEM, FACTS, broken=lambda s: "no source" if s.name == "gone" else None)
     assert [c.schedule.name for c in found.candidates] == ["base"]
     reasons = {r.schedule: r.reason for r in found.rejected}
     assert reasons["elsewhere"] == "for cuda, not cpu"
@@ -67,6 +69,8 @@ def test_each_rejection_has_its_reason() -> None:
     assert "SystemExit: 9" in reasons["leaves"]
     assert reasons["wordless"].startswith("its plugin failed: Wordless (")
     assert reasons["empty"] == "no config fits"
+    assert reasons["yes"] == "its plugin failed: supports() is True, no reason"
+    assert reasons["gone"] == "no source"
 
 
 def test_asked_for_by_name() -> None:

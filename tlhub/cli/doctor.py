@@ -127,7 +127,7 @@ def _toolchains() -> Iterable[Check]:
             yield Check(toolchain, "ok", f"{packages.get(toolchain, toolchain)} {version}")
         else:
             hint = f'pip install "tlhub-core[{toolchain}]"' if toolchain in packages else None
-            yield Check(toolchain, "warning", "not installed: nothing can be built, only found in stores", hint)
+            yield Check(toolchain, "warning", f"not installed: what {toolchain} compiles is only found in stores", hint)
 
 
 _PREPARE = """
@@ -189,14 +189,15 @@ def _cache() -> Iterable[Check]:
 
 
 def _plugins() -> Iterable[Check]:
-    from tlhub import catalog
+    from tlhub import catalog, sources
 
     for plugin in catalog.load().plugins:
         if plugin.error:
-            hint = f"pip install --upgrade {plugin.distribution}, or TLHUB_DISABLE_PLUGINS={plugin.name}"
+            leave_out = f"export TLHUB_DISABLE_PLUGINS={plugin.name}"
+            hint = leave_out if plugin.editable else f"pip install --upgrade {plugin.distribution}"
             yield Check("plugin", "failed", f"{plugin.name} of {plugin.distribution}: {plugin.error}", hint)
-        elif plugin.refused:
-            yield Check("plugin", "warning", f"{plugin.name} of {plugin.distribution}: {'; '.join(plugin.refused)}")
+        elif faults := [*plugin.refused, *filter(None, map(sources.fault, plugin.schedules))]:
+            yield Check("plugin", "warning", f"{plugin.name} of {plugin.distribution}: {'; '.join(faults)}")
         else:
             yield Check("plugin", "ok", f"{plugin.name} of {plugin.distribution} {plugin.version}")
 

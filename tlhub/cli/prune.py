@@ -168,6 +168,8 @@ def _staleness() -> Callable[[Any], str | None]:
             )
         if same[0].revision != manifest.schedule_revision:
             return f"schedule revision {manifest.schedule_revision}, now {same[0].revision}"
+        if sources.fault(same[0]):  # nobody can tell
+            return None
         return "its sources have changed" if sources.digest(same[0]) != manifest.source_digest else None
 
     return why
