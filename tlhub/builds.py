@@ -46,6 +46,18 @@ def compiling_off() -> str | None:
     return "tlhub.freeze() was called" if _frozen else "TLHUB_COMPILE=never" if value == "never" else None
 
 
+def obstacle(lookup: Lookup, resolution: Resolution) -> BuildError | None:
+    """Return what keeps the best candidate from being compiled here, as far as that can be seen without a worker."""
+    from tlhub.build import frontends
+
+    try:
+        frontends.present(resolution.candidates[0].schedule.toolchain)
+        lookup.place.target.ready(lookup.place.arch)
+    except BuildError as error:
+        return error
+    return None
+
+
 def identify(lookup: Lookup, resolution: Resolution) -> bool:
     """Ask a worker for the versions that an exact match compares; tell whether one was not known yet."""
     from tlhub.build import pool

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tlhub.devices import Place
+from tlhub.errors import BuildError
 from tlhub.problem import typed
 from tlhub.resolve import Resolution
 from tlhub.specs import Problem
@@ -38,11 +39,17 @@ class Explanation:
     compiling: bool
     pin: str | None = None
     otherwise: Explanation | None = None
+    find_obstacle: Callable[[], BuildError | None] = lambda: None
 
     @functools.cached_property
     def nearest(self) -> Nearest | None:
         """The entry that comes closest, where none serves: it takes a look at every manifest there is."""
         return None if self.hit else self.find_nearest()
+
+    @functools.cached_property
+    def obstacle(self) -> BuildError | None:
+        """What would keep the first candidate from being built, where that is to come: it looks for the compilers."""
+        return self.find_obstacle() if self.outcome == "build" else None
 
     @property
     def served(self) -> Explanation | None:
@@ -103,6 +110,7 @@ class Explanation:
             "pin": self.pin,
             "otherwise": self.otherwise and self.otherwise.to_json(),
             "outcome": self.outcome,
+            "obstacle": self.obstacle and self.obstacle.message,
         }
 
     def __str__(self) -> str:
@@ -149,6 +157,8 @@ class Explanation:
             better = self.resolution.candidates[0].schedule.name
             build = f"tlhub cache prewarm {command(self.problem, self.place)}"
             return f"{served}\n  {better} ranks higher and is not built: {build}"
+        if self.obstacle:
+            return f"BuildError: the first candidate would be built, but {self.obstacle}"
         return {
             "no schedule": "NoSchedule: no schedule serves it",
             "build": "the first candidate would be built",

@@ -204,7 +204,7 @@ def _explained(lookup: Lookup, *, compiling: bool) -> Explanation:
     portable = None if hit else lookup.portable()
     otherwise = portable and _explained(portable, compiling=False)
     told = (lookup.problem, lookup.place, resolution, layers(lookup.catalog), searched, hit, nearest)
-    return Explanation(*told, compiling, lookup.pin, otherwise)
+    return Explanation(*told, compiling, lookup.pin, otherwise, partial(builds.obstacle, lookup, resolution))
 
 
 class Found(NamedTuple):

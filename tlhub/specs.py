@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
+from tlhub.errors import PluginError
+
 Extent: TypeAlias = "int | str"
 """The extent of a dim: an integer of at least 0, or a symbol (``"M"`` as typed, ``"?0"`` once canonical)."""
 
@@ -170,6 +172,12 @@ class Schedule:
     experimental: bool = False
     doc: str = ""
 
+    def __post_init__(self) -> None:
+        for what in ("targets", "symbolic", "sources"):
+            if isinstance(given := getattr(self, what), str):
+                text = f"schedule {self.name!r} of {self.kernel}: {what} is {given!r}; it is a tuple of names"
+                raise PluginError(text, hint=f"{what}=({given!r},)")
+
 
 @dataclass(frozen=True)
 class DeviceFacts:
@@ -216,7 +224,8 @@ class Target:
     ``assemble(program, problem, signature, folder, arch) -> tlhub.build.program.Assembled``; ``options(arch)``:
     what the front ends need to know of the arch (``kind``: TVM's name of the kind of target).
     ``unsupported(name)``: why ``canonical`` gives None, and ``absent()``: why devices that one may expect are not among
-    ``devices()``; None where there is nothing more to say. ``checks()``: what else ``tlhub doctor`` should tell.
+    ``devices()``; None where there is nothing more to say. ``ready(arch)`` raises BuildError where the compilers that
+    the back end calls are not here. ``checks()``: what else ``tlhub doctor`` should tell.
     """
 
     name: str
@@ -233,6 +242,7 @@ class Target:
     portable: Callable[[str], str | None] = lambda arch: None
     unsupported: Callable[[str], str | None] = lambda name: None
     absent: Callable[[], str | None] = lambda: None
+    ready: Callable[[str], None] = lambda arch: None
     checks: Callable[[], Sequence[Finding]] = lambda: ()
     doc: str = ""
 

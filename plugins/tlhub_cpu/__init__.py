@@ -24,6 +24,7 @@ TARGET = Target(
     assemble="tlhub_cpu.backend:assemble",
     options=arch.options,
     models=device.MODELS,
+    ready=device.ready,
     doc="the processor, by psABI level or by name",
 )
 

@@ -25,6 +25,13 @@ def devices() -> Sequence[DeviceFacts]:
     return (replace(typical(name), model=arch.model(), index=0, cores=cores(), l2=_cache(2)),)
 
 
+def ready(name: str) -> None:
+    """Raise BuildError where there is no C compiler for the arch *name*, ``cpu:x86-64-v3``."""
+    from tlhub.build import compiler
+
+    compiler.find(arch.spec(name).machine)
+
+
 def typical(name: str) -> DeviceFacts:
     """Return the facts of a typical device of an arch, ``cpu:x86-64-v3``."""
     return MODELS[name.removeprefix("cpu:")]

@@ -27,6 +27,7 @@ TARGET = Target(
     models=device.MODELS,
     unsupported=device.unsupported,
     absent=device.absent,
+    ready=device.ready,
     checks=device.checks,
     doc="NVIDIA GPUs, by compute capability",
 )

@@ -101,6 +101,15 @@ def absent() -> str | None:
     return "; ".join(reasons) or None
 
 
+def ready(name: str) -> None:
+    """Raise BuildError where no nvcc compiles for the arch *name*, ``cuda:sm_90a``, or there is no C compiler."""
+    from tlhub.build import compiler
+    from tlhub_cuda import nvcc
+
+    nvcc.find().serve(name.partition(":")[2])
+    compiler.find(compiler.here())
+
+
 def checks() -> Sequence[Finding]:
     """Return what is found of the driver and of nvcc."""
     from tlhub_cuda import nvcc

@@ -261,6 +261,19 @@ def test_the_next_candidate_serves_when_one_fails_to_build(cold_cache: str, monk
         tlhub.get("gemm", SIZE, "float32", schedule="bad")
 
 
+def test_a_schedule_without_its_source_is_passed_by(cold_cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    catalog = load()
+    good = tlhub.get("gemm", SIZE, "float32").schedule
+    lost = replace(next(s for s in catalog.schedules["gemm"] if s.name == good), name="lost", priority=99)
+    lost = replace(lost, program="no_such_package.gemm:program", sources=())
+    owners = {**catalog.owners, ("gemm", "lost"): catalog.owners["gemm", good]}
+    schedules = {**catalog.schedules, "gemm": (*catalog.schedules["gemm"], lost)}
+    monkeypatch.setattr(tlhub.hub, "load", lambda: replace(catalog, schedules=schedules, owners=owners))
+    assert tlhub.get("gemm", SIZE, "float32").schedule == good
+    with pytest.raises(NoSchedule, match=r"lost: source 'no_such_package.gemm' of a schedule cannot be found"):
+        tlhub.get("gemm", SIZE, "float32", schedule="lost")
+
+
 def test_the_config_is_that_of_the_entry_that_serves(cold_cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
     first = tlhub.get("gemm", SIZE, "float32")
     catalog = load()
@@ -282,8 +295,20 @@ def test_explain_tells_what_get_will_do(cold_cache: str) -> None:
     assert after.outcome == "served" and after.hit.entry.manifest.build_digest == kernel.key
     document = json.loads(json.dumps(after.to_json()))
     assert document["outcome"] == "served" and document["candidates"][0]["schedule"] == kernel.schedule
+    assert document["obstacle"] is None
     refused = tlhub.explain("gemm", SIZE, "float32", compute="tf32", device="cpu")
     assert refused.outcome == "no schedule" and "tf32" in str(refused)
+
+
+def test_explain_tells_what_keeps_it_from_being_built(cold_cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tlhub.build.compiler._candidates", lambda machine: [])
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "ziglang" else object())
+    found = tlhub.explain("gemm", SIZE, "float32", device="cpu")
+    assert found.outcome == "build" and found.to_json()["obstacle"].startswith("no C compiler for Linux")
+    assert "the first candidate would be built, but no C compiler" in str(found)
+    assert 'hint: pip install "tlhub-core[cc]"' in str(found)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "but apache-tvm is not installed" in str(tlhub.explain("gemm", SIZE, "float32", device="cpu"))
 
 
 def test_importing_is_light() -> None:

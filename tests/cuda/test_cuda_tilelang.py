@@ -105,7 +105,7 @@ def test_a_wrong_program_is_told_what_is_wrong(program, reason):
 def test_without_tilelang(monkeypatch):
     from tlhub.build.frontends import tilelang
 
-    monkeypatch.setattr(tilelang.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(BuildError, match="tilelang is not installed") as caught:
         tilelang.prepare()
     assert caught.value.hint == 'pip install "tlhub-core[tilelang]"'

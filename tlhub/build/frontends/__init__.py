@@ -7,10 +7,15 @@ writes its object file and its readable source into the folder, then the working
 
 from __future__ import annotations
 
+import importlib.util
+
 from tlhub.errors import BuildError, suggest
 
 FRONTENDS = {toolchain: f"tlhub.build.frontends.{toolchain}" for toolchain in ("cuda", "tilelang", "tvm")}
 """Module of each toolchain."""
+
+_PACKAGES = {"tilelang": "tilelang", "tvm": "apache-tvm"}
+"""The distribution that a toolchain is, whose module has the toolchain's name."""
 
 
 def module(toolchain: str) -> str:
@@ -21,3 +26,10 @@ def module(toolchain: str) -> str:
         f"no front end for toolchain {toolchain!r}; there is one for {', '.join(sorted(FRONTENDS))}",
         hint=suggest(toolchain, FRONTENDS, None),
     )
+
+
+def present(toolchain: str) -> None:
+    """Raise BuildError where there is no such toolchain, or its package is not installed. Imports none."""
+    module(toolchain)
+    if toolchain in _PACKAGES and importlib.util.find_spec(toolchain) is None:
+        raise BuildError(f"{_PACKAGES[toolchain]} is not installed", hint=f'pip install "tlhub-core[{toolchain}]"')

@@ -5,13 +5,12 @@ TileLang brings a TVM of its own: no worker has both. It compiles nothing here, 
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tlhub.build.frontends import arguments, launches
+from tlhub.build.frontends import arguments, launches, present
 from tlhub.build.program import ANY, Branch, Buffer, DeviceProgram, TileFunction, TileProgram
 from tlhub.errors import BuildError
 from tlhub.specs import Problem, Signature
@@ -21,8 +20,7 @@ _SOURCE = "program.cu"
 
 def prepare() -> None:
     """Import TileLang, and with it torch. Raises BuildError if there is none."""
-    if importlib.util.find_spec("tilelang") is None:
-        raise BuildError("tilelang is not installed", hint='pip install "tlhub-core[tilelang]"')
+    present("tilelang")
     try:
         import tilelang
     except (ImportError, OSError) as error:

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from tlhub.build.check import object_symbols
-from tlhub.build.frontends import arguments, tvm_cuda
+from tlhub.build.frontends import arguments, present, tvm_cuda
 from tlhub.build.program import ANY, COMPACT, Buffer, DeviceProgram
 from tlhub.errors import BuildError
 from tlhub.specs import Problem, Signature
@@ -33,8 +33,7 @@ def prepare() -> None:
     Torch is hidden, for TVM and tvm-ffi would import it (a second), and the parts of TVM that compile whole
     models are loaded when a program first uses them (another). Raises BuildError if there is no TVM.
     """
-    if importlib.util.find_spec("tvm") is None:
-        raise BuildError("apache-tvm is not installed", hint='pip install "tlhub-core[tvm]"')
+    present("tvm")
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
     sys.meta_path.insert(0, _Deferred())
     try:
