@@ -8,6 +8,7 @@ import textwrap
 import pytest
 
 from tlhub import catalog, plugins, testing
+from tlhub.build.frontends import FRONTENDS
 from tlhub.specs import DeviceFacts, Target
 from tlhub.testing.modules import unnamed_sources
 
@@ -108,7 +109,19 @@ def test_a_plugin_that_is_not_installed(plugin):
         testing.conformance("elsewhere")
 
 
-def test_a_missing_toolchain_is_no_fault_of_the_plugin(plugin):
+def test_a_toolchain_that_there_is_not(plugin):
+    with pytest.raises(AssertionError, match="no toolchain 'nvcc'; those that are: cuda, tilelang, tvm"):
+        testing.conformance(plugin(GOOD.replace('toolchain="tvm"', 'toolchain="nvcc"')))
+
+
+def test_targets_that_are_one_string(plugin):
+    name = plugin(GOOD.replace('targets=("nowhere",)', 'targets="nowhere"'))
+    with pytest.raises(AssertionError, match="schedule 'plain' of twice: targets is 'nowhere'; it is a tuple of names"):
+        testing.conformance(name)
+
+
+def test_a_missing_toolchain_is_no_fault_of_the_plugin(plugin, monkeypatch):
+    monkeypatch.setitem(FRONTENDS, "no_such_toolchain", "no_such_frontend")
     source = GOOD.replace('toolchain="tvm"', 'toolchain="no_such_toolchain"').replace(
         'program="PLUGIN:program"', 'program="PLUGIN.heavy:program"'
     )

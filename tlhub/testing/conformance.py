@@ -13,6 +13,8 @@ from typing import Any
 
 from tlhub import catalog as catalogs
 from tlhub import plugins
+from tlhub.build.frontends import FRONTENDS
+from tlhub.devices import Place, locate
 from tlhub.errors import ArgumentError, TlhubError
 from tlhub.problem import default, input_dtypes, make, symbols
 from tlhub.specs import Arg, Dim, Kernel, Problem, Schedule, Target, Value
@@ -24,6 +26,8 @@ _SIZES = (33, 64, 16, 128, 8, 1)
 
 _MOST_BUILDS = 24
 """Problems that are built of one schedule on one target."""
+
+_NONE_SERVED = "it serves no small problem: "
 
 
 @dataclass(frozen=True)
@@ -58,15 +62,18 @@ class Report:
         return "\n".join(map(str, self.findings))
 
 
-def conformance(plugin: str | ModuleType, *, build: bool = True, thorough: bool = True) -> Report:
+def conformance(
+    plugin: str | ModuleType, *, build: bool = True, thorough: bool = True, archs: Sequence[str] = ()
+) -> Report:
     """Look at everything that the installed *plugin* (its module, or the module's name) declares.
 
     The hooks must return valid records; every import path must name a function in a fresh process; every
     module of the plugin that a program imports must be among its schedule's sources. Of each schedule whose
     target has a device here, one small problem is built and checked against the reference, then one for each
     dtype and each value of an option that its ``supports`` accepts, the rest as it was: at most 24 builds a
-    schedule. *thorough* False leaves it at the first, *build* False builds none. Raises AssertionError that
-    lists all that failed.
+    schedule. *thorough* False leaves it at the first, *build* False builds none. Where a target has no device here,
+    the first is built for each of *archs* that is its, ``cuda:sm_90a``, and not run. Raises AssertionError that lists
+    all that failed, UnknownName for an arch that there is not.
     """
     name = plugin if isinstance(plugin, str) else plugin.__name__
     catalog = catalogs.load()
@@ -75,6 +82,7 @@ def conformance(plugin: str | ModuleType, *, build: bool = True, thorough: bool 
         names = ", ".join(p.module for p in catalog.plugins)
         raise AssertionError(f"{name!r} is no installed plugin; those that are: {names}")
     report = Report()
+    places = [locate(catalog, arch=arch) for arch in archs]
     report.add(f"plugin {found.name}", found.error)
     for refused in found.refused:
         report.add(f"plugin {found.name}", refused)
@@ -84,7 +92,7 @@ def conformance(plugin: str | ModuleType, *, build: bool = True, thorough: bool 
         report.add(f"target {target.name}", _target_fault(target))
     _imports(found, report)
     for schedule in found.schedules:
-        _schedule(catalog, found, schedule, report, (_MOST_BUILDS if thorough else 1) if build else 0)
+        _schedule(catalog, found, schedule, report, (_MOST_BUILDS if thorough else 1) if build else 0, places)
     if report.failed:
         raise AssertionError("\n".join(["the plugin does not conform:", *map(str, report.failed)]))
     return report
@@ -198,9 +206,17 @@ def _import(plugin: plugins.Plugin, paths: Mapping[str, str], report: Report, hi
 
 
 def _schedule(
-    catalog: catalogs.Catalog, plugin: plugins.Plugin, schedule: Schedule, report: Report, builds: int
+    catalog: catalogs.Catalog,
+    plugin: plugins.Plugin,
+    schedule: Schedule,
+    report: Report,
+    builds: int,
+    places: Sequence[Place],
 ) -> None:
     subject = f"schedule {schedule.kernel}/{schedule.name}"
+    if schedule.toolchain not in FRONTENDS:
+        known = ", ".join(sorted(FRONTENDS))
+        report.add(f"{subject} toolchain", f"there is no toolchain {schedule.toolchain!r}; those that are: {known}")
     module = schedule.program.partition(":")[0]
     try:
         top = plugin.module.partition(":")[0]
@@ -223,7 +239,7 @@ def _schedule(
         report.skip(subject, "not asked to build")
         return
     for name in schedule.targets:
-        _serve(catalog, schedule, kernel, name, f"{subject} on {name}", report, builds)
+        _serve(catalog, schedule, kernel, name, f"{subject} on {name}", report, builds, places)
 
 
 def _serve(
@@ -234,15 +250,25 @@ def _serve(
     subject: str,
     report: Report,
     builds: int,
+    places: Sequence[Place],
 ) -> None:
-    devices = catalog.targets[target].devices() if target in catalog.targets else ()
+    if target not in catalog.targets:
+        report.skip(subject, f"no installed plugin brings target {target!r}")
+        return
+    devices = catalog.targets[target].devices()
     if not devices:
-        report.skip(subject, f"target {target!r} has no device here")
+        named = [place for place in places if place.target.name == target]
+        if not named:
+            report.skip(subject, f"target {target!r} has no device here; name what to compile for in archs")
+        for place in named:
+            small, reasons = _first_served(schedule, place.facts, _problems(kernel, kernel.dtypes, {}))
+            fault = _unbuilt(schedule, kernel, small, place.arch) if small else None
+            report.add(f"{subject}, compiled for {place.arch}", fault if small else _NONE_SERVED + "; ".join(reasons))
         return
     device = f"{target}:{devices[0].index}"
     small, reasons = _first_served(schedule, devices[0], _problems(kernel, kernel.dtypes, {}))
     if small is None:
-        report.add(subject, "it serves no small problem: " + "; ".join(reasons))
+        report.add(subject, _NONE_SERVED + "; ".join(reasons))
         return
     report.add(subject, _fault(schedule, kernel, small, device))
     if builds == 1:
@@ -273,6 +299,18 @@ def _fault(schedule: Schedule, kernel: Kernel, problem: Problem, device: str) ->
         return str(error)
     except Exception as error:  # of the plugin's reference or tolerance, say
         return f"{type(error).__name__}: {error}"
+    return None
+
+
+def _unbuilt(schedule: Schedule, kernel: Kernel, problem: Problem, arch: str) -> str | None:
+    """Build *problem* with *schedule* for a device that is not here; return what is wrong, or None."""
+    from tlhub import hub
+
+    asked: dict[str, Any] = {"arch": arch, "schedule": schedule.name, **problem.option}
+    try:
+        hub.prewarm(kernel.name, problem.dim, input_dtypes(kernel, problem.dtypes), **asked)
+    except TlhubError as error:
+        return str(error)
     return None
 
 
