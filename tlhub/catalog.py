@@ -173,5 +173,7 @@ def _unknown(name: Any, catalog: Catalog) -> UnknownName:
         message += f" ({', '.join(p.name for p in broken)} failed to load)"
     if os.environ.get("TLHUB_DISABLE_PLUGINS"):
         message += f" (TLHUB_DISABLE_PLUGINS leaves out {os.environ['TLHUB_DISABLE_PLUGINS']})"
-    look = "tlhub plugins" if broken else "tlhub kernels"
-    return UnknownName(message, hint=suggest(name, catalog.kernels, look))
+    hint = suggest(name, catalog.kernels, "" if broken else "tlhub kernels")
+    if broken:  # what was meant may be one of theirs
+        hint = f"{hint} Or: tlhub plugins" if hint else "tlhub plugins"
+    return UnknownName(message, hint=hint)

@@ -47,7 +47,8 @@ def locate(catalog: Catalog, device: Any = None, arch: str | None = None) -> Pla
     wanted, name = canonical_arch(catalog, arch)
     reason = f"it is a {target.name} device" if wanted.name != target.name else target.runs(name, facts)
     if reason:
-        raise DeviceError(f"device {device!r} ({facts.model}) does not run {name}: {reason}")
+        message = f"device {device!r} ({facts.model}) does not run {name}: {reason}"
+        raise DeviceError(message, hint=f"the arch without a device: --arch {name}")
     return _place(target, name, facts)
 
 
@@ -72,7 +73,7 @@ def canonical_arch(catalog: Catalog, arch: str) -> tuple[Target, str]:
     known = [f"{t.name}:{a}" for t in targets for a in (*t.archs, "native")]
     raise UnknownName(
         f"unknown arch {arch!r}; known: {', '.join(known) or 'none'}",
-        hint=suggest(arch, known, "tlhub targets"),
+        hint="tlhub targets" if arch in catalog.targets else suggest(arch, known, "tlhub targets"),
     )
 
 

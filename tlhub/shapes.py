@@ -167,10 +167,13 @@ def _usage(dims: Sequence[Dim]) -> str:
 
 
 def _commas(typed: Any) -> str | None:
-    """Return what to type for ``64x64x64``: the same numbers, separated by commas."""
+    """Return what to type for ``64x64x64``: the same numbers, separated by commas; in Python outside of a string."""
     if not isinstance(typed, str) or not re.fullmatch(r"\s*\d+(\s*\D\s*\d+)+\s*", typed):
         return None
-    return f"dims are separated by commas: {','.join(re.findall(r'[0-9]+', typed))}"
+    numbers = re.findall(r"[0-9]+", typed)
+    if typed.count(",") == len(numbers) - 1:
+        return f"dims are a tuple: ({', '.join(numbers)})"
+    return f"dims are separated by commas: {','.join(numbers)}"
 
 
 def _required(dims: Sequence[Dim]) -> str:

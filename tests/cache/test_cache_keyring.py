@@ -77,8 +77,19 @@ def test_names_of_keys(tmp_path: Path) -> None:
     with pytest.raises(UnknownName, match="no trusted key 'alic'; trusted: alice") as caught:
         keyring.distrust("alic")
     assert caught.value.hint == "did you mean 'alice'?"
-    with pytest.raises(ArgumentError, match="is there already"):
+    with pytest.raises(ArgumentError, match="is there already") as again:
         keyring.generate("alice")
+    assert again.value.hint == f"tlhub trust add alice {public}"
+
+
+def test_a_public_key_that_is_not_there_is_sought_where_keygen_puts_it(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="public key 'alice.pub' cannot be read") as caught:
+        keyring.trust_key("alice", "alice.pub")
+    assert caught.value.hint == "ls -l ."
+    public = keyring.generate("alice")[1]
+    with pytest.raises(ArgumentError) as caught:
+        keyring.trust_key("alice", "alice.pub")
+    assert caught.value.hint == f"tlhub trust add alice {public}"
 
 
 def test_a_full_disk_leaves_no_half_of_a_pair(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,9 +77,11 @@ def test_a_schedule_for_somebody_elses_kernel() -> None:
 def test_a_failed_plugin_adds_nothing_and_is_pointed_at() -> None:
     failed = replace(plugin("theirs", kernel("scan")), error="ImportError: no")
     catalog = assemble([failed, plugin("tlhub-core", kernel("gemm"))])
-    with pytest.raises(UnknownName, match="theirs failed to load"):
+    with pytest.raises(UnknownName, match="theirs failed to load") as caught:
         catalog.kernel("scan")
-    with pytest.raises(UnknownName, match="did you mean 'gemm'"):
+    assert caught.value.hint == "tlhub plugins"
+    with pytest.raises(UnknownName) as caught:
         catalog.kernel("gem")
+    assert caught.value.hint == "did you mean 'gemm'? Or: tlhub plugins"
     with pytest.raises(UnknownName):
         catalog.kernel(None)  # type: ignore[arg-type]

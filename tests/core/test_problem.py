@@ -201,6 +201,7 @@ def test_generalise_keeps_nothing_of_the_names() -> None:
         ((64,), "float32", {}, "by position 16,16,16, by name M=16,N=16,K=16"),
         (("M",), "float32", {}, "by position 16,16,16, by name M=16,N=16,K=16"),
         (("64x32x16",), "float32", {}, "dims are separated by commas: 64,32,16"),
+        ("64,32,16", "float32", {}, "dims are a tuple: (64, 32, 16)"),
         ("64 32 16", "float32", {}, "dims are separated by commas: 64,32,16"),
         (None, "float32", {}, "by position 16,16,16, by name M=16,N=16,K=16"),
         ((8, 4, 2), "quux", {}, "tlhub kernels product"),

@@ -84,7 +84,11 @@ def trust_key(name: str, file: str) -> Key:
         with open(file, "rb") as opened:
             key = Key(name, signature.public_from_pem(opened.read(_LARGEST)))
     except OSError as error:
-        raise _unreadable(f"public key {file!r}", error, name) from error
+        own = str(home.config(f"keys/{name}.pub"))
+        there = f"tlhub trust add {name} {shlex.quote(own)}" if own != file and os.path.exists(own) else None
+        hint = there or f"ls -l {shlex.quote(os.path.dirname(file) or '.')}"
+        message = f"public key {file!r} cannot be read: {error.strerror}"
+        raise ArgumentError(message, argument="file", hint=hint) from error
     except ValueError as error:
         hint = f"openssl pkey -in {shlex.quote(file)} -pubout"
         raise ArgumentError(f"public key {file!r}: {error}", argument="file", hint=hint) from error
@@ -122,7 +126,8 @@ def generate(name: str) -> tuple[str, str]:
     folder = home.make(home.config("keys"))
     private, public = f"{folder}/{name}.key", f"{folder}/{name}.pub"
     if os.path.lexists(private):
-        raise ArgumentError(f"{private} is there already", argument="name", hint=f"tlhub trust keygen {name}-2")
+        hint = f"tlhub trust add {name} {shlex.quote(public)}"
+        raise ArgumentError(f"{private} is there already", argument="name", hint=hint)
     pem, raw = signature.create()
     _write(public, signature.public_to_pem(raw), 0o644)
     _write(private, pem, 0o600)  # last: where it is there, the pair is whole
@@ -139,7 +144,8 @@ def signer(named: str) -> signature.Signer:
         with open(path, "rb") as file:
             mode, pem = stat.S_IMODE(os.fstat(file.fileno()).st_mode), file.read(_LARGEST)
     except OSError as error:
-        raise _unreadable(f"key {path!r}", error, named if _NAME.fullmatch(named) else "NAME") from error
+        hint = f"tlhub trust keygen {named if _NAME.fullmatch(named) else 'NAME'}"
+        raise ArgumentError(f"key {path!r} cannot be read: {error.strerror}", argument="key", hint=hint) from error
     if trust.CHECKED and mode & 0o077:
         raise CacheError(f"key {path!r} (mode {mode:04o}) is open to others", hint=f"chmod 600 {shlex.quote(path)}")
     return signature.Signer(pem, path)
@@ -159,7 +165,3 @@ def _write(path: str, data: bytes, mode: int) -> None:
     except OSError as error:
         hint = f"df -h {shlex.quote(os.path.dirname(path))}"
         raise CacheError(f"{path} cannot be written: {error.strerror}", hint=hint) from error
-
-
-def _unreadable(what: str, error: OSError, name: str) -> ArgumentError:
-    return ArgumentError(f"{what} cannot be read: {error.strerror}", argument="key", hint=f"tlhub trust keygen {name}")
