@@ -24,7 +24,7 @@ SPOILT = [(name, value) for name in "qkv" for value in (np.nan, np.inf, -np.inf)
 SCALARS = st.fixed_dictionaries(
     {
         "scale": st.sampled_from([0.3, 0.5, -0.25, 0.0]),
-        "window": st.sampled_from([0, 0, 1, 2, 7, 96, 1000]),
+        "window": st.sampled_from([0, 0, 1, 2, 7, 96, 1000, 2**63 - 1]),
         "softcap": st.sampled_from([0.0, 0.0, 0.3, 30.0, -2.0]),
     }
 )

@@ -56,7 +56,7 @@ def test_any_size_stride_and_scalar_is_within_the_tolerance(dtype: Any, options:
     arrays = {n: layout(data.draw, a) if a.ndim == 4 else numbers(data.draw, a) for n, a in arrays.items()}
     scalars = {
         "scale": data.draw(st.sampled_from([1 / math.sqrt(max(extents["D"], 1)), 0.5, -0.25, 0.0])),
-        "window": data.draw(st.sampled_from([0, 0, 1, 2, 7, 96, 1000])),
+        "window": data.draw(st.sampled_from([0, 0, 1, 2, 7, 96, 1000, 2**63 - 1])),
         "softcap": data.draw(st.sampled_from([0.0, 0.0, 0.3, 30.0, -2.0])),
     }
     assert testing.check(kernel, dims=extents, arrays=arrays, scalars=scalars) <= 1
@@ -176,6 +176,11 @@ def test_a_window_counts_the_query_itself() -> None:  # A33
     assert (attend(q, q, v, window=-1) == attend(q, q, v)).all()  # none
 
 
+def test_the_largest_window_hides_nothing_before_the_query() -> None:
+    q, k = np.ones((1, 8, 1, 1), "float32"), np.ones((1, 5, 1, 1), "float32")
+    assert np.array_equal(get(causal=True)(q, k, k, window=2**63 - 1).ravel(), [0] * 3 + [1] * 5)
+
+
 @pytest.mark.parametrize(("heads", "kv_heads"), [(33, 2), (3, 2)])
 def test_heads_that_do_not_divide_are_refused_before_anything_is_written(heads: int, kv_heads: int) -> None:  # A34
     with pytest.raises(ValueError, match=f"H={heads} .*H_kv={kv_heads}"):
@@ -227,6 +232,16 @@ def test_a_factor_of_a_tensor_is_a_view_that_repeats_it() -> None:
     o = get("float8_e4m3fn", scaled=True, lse=True)(q, k, v, *views, scale=0.125)[0]
     first = 0.5 * (2 + 3 * math.e) / (2 + math.e)
     np.testing.assert_allclose(o.astype(float)[:, 0, 0, 0], [first, 0.5], rtol=2**-8)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("keys", [0, 1])
+def test_a_factor_of_v_never_reaches_a_query_that_sees_no_key(value: float, keys: int) -> None:
+    kernel = get("float8_e4m3fn", scaled=True, causal=True, out_dtype="float32")
+    q, k = (np.ones((1, n, 1, 1), ml_dtypes.float8_e4m3fn) for n in (3, keys))
+    one = np.ones((1, 1), "float32")
+    o = kernel(q, k, k, one, one, one * value).ravel()
+    assert np.array_equal(o, [0, 0, value if keys else 0], equal_nan=True)
 
 
 def test_heads_share_keys_in_order() -> None:

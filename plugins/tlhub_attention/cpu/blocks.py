@@ -108,13 +108,14 @@ class Blocks:
 
         def body(low: Memory, high: Memory, frame: Memory, row0: Expr, count: Expr) -> None:
             f, zero = Frame(self.names, frame), i64(0)
-            group, shift, window = f["group"], f["shift"], f["window"]
+            group, shift = f["group"], f["shift"]
+            window = bind(tirx.min(f["window"], f["S"] + f["S_kv"]), "window")  # more hides nothing
             most = f["S"] if keys else f["S_kv"]
             with loop(0, self._padded(count)) as i:
                 row = bind(row0 + tirx.min(i, count - i64(1)), "row")
                 if keys:  # query s sees the keys before s + shift, and with a window those from s + shift - window on
                     start = bind(row + i64(1) - shift, "start")
-                    end = start + tirx.min(window, f["S"] + f["S_kv"])
+                    end = start + window
                 else:
                     end = bind(tirx.truncdiv(row, group) + shift, "end")
                     start = end - window

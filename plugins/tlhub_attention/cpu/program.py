@@ -190,11 +190,12 @@ class Attention(Program):
                 self.pack["v"](v, target_v, first_v, run, d_v, (f["v_S_kv"], f["v_D_v"]), (tile, tile * block))
             self._panels(f, m, p, cap, count, key0, keys)
         with when(d_v > i64(0)):
-            self.divide(p["out"], p["total"], d_v, channels, ceil_div(count, self.tiles.panel), f["vectors"])
-            rows = (row_of["o"], row0, count, f["group"], f["o_S"], f["o_H"], f["o_D_v"])
             one = self.blocks.scalar.number(1.0)
             of_values = self._factor("v", arrays, f, b, h_kv) if self.scaled else one
-            self.scatter(p["out"], o, of_values, *rows, d_v, channels)
+            panels = ceil_div(count, self.tiles.panel)
+            self.divide(p["out"], p["total"], of_values, d_v, channels, panels, f["vectors"])
+            rows = (row_of["o"], row0, count, f["group"], f["o_S"], f["o_H"], f["o_D_v"])
+            self.scatter(p["out"], o, one, *rows, d_v, channels)
         if "lse" in arrays:
             self.finish_lse(p["peak"], p["total"], arrays["lse"].buffer.data, address, row_of["lse"], row0, count)
 

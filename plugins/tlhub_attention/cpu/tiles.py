@@ -72,19 +72,23 @@ class Tiles:
         return Function("attention_clear", [("memory", f"*{v.dtype}"), ("vectors", "int64")], body)
 
     def divide(self) -> Function:
-        """out[channel, lanes] = out / total[lanes] in *panels* panels; 0 where a total is 0."""
+        """out[channel, lanes] = out / total[lanes] * factor in *panels* panels; 0 where a total is 0."""
         v = self.vector
 
-        def body(out: Memory, total: Memory, d: Expr, channels: Expr, panels: Expr, vectors: Expr) -> None:
+        def body(
+            out: Memory, total: Memory, factor: Expr, d: Expr, channels: Expr, panels: Expr, vectors: Expr
+        ) -> None:
             zero, width, depth, used = v.number(0.0), i64(self.panel), positive(d), positive(vectors)
+            times = v.fill(factor)
             with loop(0, positive(panels), "panel") as panel, loop(0, used, "n") as n:
                 sums = bind(v.load(total, panel * width + n * i64(v.lanes)), "sums")
                 with loop(0, depth, "c") as c:
                     at = bind((panel * channels + c) * width + n * i64(v.lanes), "at")
-                    v.store(out, at, tirx.Select(sums == zero, zero, v.load(out, at) / sums))
+                    v.store(out, at, tirx.Select(sums == zero, zero, v.load(out, at) / sums * times))
 
         numbers = [(n, "int64") for n in ("d", "channels", "panels", "vectors")]
-        return Function("attention_divide", [("out", f"*{v.dtype}"), ("total", f"*{v.dtype}"), *numbers], body)
+        kinds = [("out", f"*{v.dtype}"), ("total", f"*{v.dtype}"), ("factor", v.dtype)]
+        return Function("attention_divide", [*kinds, *numbers], body)
 
     def multiply(self) -> Function:
         """packed[c, lanes] = packed * factors[lanes], for *d* rows of each of *panels* panels."""
