@@ -155,6 +155,8 @@ def _unknown(name: Any, catalog: Catalog) -> UnknownName:
     import tlhub_registry
 
     known = ", ".join(catalog.kernels) or "none"
+    if not isinstance(name, str):
+        return UnknownName(f"a kernel is named by a string, not {name!r}; known: {known}", hint="tlhub kernels")
     ambiguous = [k for k in catalog.kernels if k.endswith(f":{name}")]
     if ambiguous:
         return UnknownName(

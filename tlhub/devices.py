@@ -44,7 +44,7 @@ def locate(catalog: Catalog, device: Any = None, arch: str | None = None) -> Pla
     target, facts = _device(catalog, str(device))
     if arch is None:
         return _place(target, facts.arch, facts)
-    wanted, name = canonical_arch(catalog, arch)
+    wanted, name = canonical_arch(catalog, str(arch))
     reason = f"it is a {target.name} device" if wanted.name != target.name else target.runs(name, facts)
     if reason:
         message = f"device {device!r} ({facts.model}) does not run {name}: {reason}"

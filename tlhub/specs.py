@@ -136,6 +136,13 @@ class Kernel:
     peers: Mapping[str, str] = field(default_factory=dict)
     doc: str = ""
 
+    def __post_init__(self) -> None:
+        declared = {dim.name for dim in self.dims}
+        for arg in (*self.inputs, *self.outputs):
+            if unknown := [dim for dim in arg.dims if dim not in declared]:
+                text = f"kernel {self.name!r}: argument {arg.name!r} has dim {unknown[0]!r}, which it does not declare"
+                raise PluginError(text, hint=f"dims=(.., Dim({unknown[0]!r}))")
+
 
 Config: TypeAlias = Mapping[str, Value]
 """The values of a schedule's knobs."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import permutations
 
+import numpy as np
 import pytest
 
 from tlhub.catalog import assemble
@@ -83,5 +84,6 @@ def test_a_failed_plugin_adds_nothing_and_is_pointed_at() -> None:
     with pytest.raises(UnknownName) as caught:
         catalog.kernel("gem")
     assert caught.value.hint == "did you mean 'gemm'? Or: tlhub plugins"
-    with pytest.raises(UnknownName):
-        catalog.kernel(None)  # type: ignore[arg-type]
+    for name in (None, np.zeros(2)):
+        with pytest.raises(UnknownName, match="a kernel is named by a string"):
+            catalog.kernel(name)  # type: ignore[arg-type]

@@ -84,6 +84,8 @@ def test_asked_for_by_name() -> None:
 def test_a_name_that_is_no_text_is_unknown() -> None:
     with pytest.raises(UnknownName, match="unknown schedule 3 of k; known: base"):
         resolve([BASE], PROBLEM, FACTS, asked=3)  # type: ignore[arg-type]
+    with pytest.raises(UnknownName, match=r"unknown schedule \['base'\] of k; known: base"):
+        resolve([BASE], PROBLEM, FACTS, asked=["base"])  # type: ignore[arg-type]
 
 
 def test_an_interrupt_is_not_a_broken_plugin() -> None:

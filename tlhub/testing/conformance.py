@@ -111,8 +111,6 @@ def _kernel_fault(kernel: Kernel) -> str | None:
         return f"the name {twice[0]!r} is declared twice among its dims, options and scalars"
     for arg in (*kernel.inputs, *kernel.outputs):
         for dim in arg.dims:
-            if dim not in dims:
-                return f"argument {arg.name!r} has dim {dim!r}, which the kernel does not declare"
             without = next((n for n, v in dims[dim].when.items() if n not in arg.when or arg.when[n] != v), None)
             if without:
                 return f"argument {arg.name!r} has dim {dim!r}, which exists when {without}={dims[dim].when[without]!r}"
