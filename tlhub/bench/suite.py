@@ -82,7 +82,7 @@ class Suite:
             cells = [f"{found[peer][kind]:.2f}" if kind in found.get(peer, ()) else "" for peer, kind in columns]
             figures = f"{span(ours.seconds):>10}{alone:>10}{memory:>8}" + "".join(f"{c:>14}" for c in cells)
             lines.append(f"{row.title:<{wide}}{figures}")
-        for what in ("geomean", "least"):
+        for what in ("geomean", "least") if columns else ():
             cells = [f"{summary[peer][kind][what]:.2f}" for peer, kind in columns]
             lines.append(f"{what:<{wide}}{'':>28}" + "".join(f"{c:>14}" for c in cells))
         return "\n".join(line.rstrip() for line in lines)
