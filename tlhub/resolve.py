@@ -67,8 +67,8 @@ def resolve(
     *broken* why it cannot; None where they have nothing to say.
     """
     schedules = tuple(schedules)
-    names = sorted(s.name for s in schedules)
-    if asked is not None and not (isinstance(asked, str) and asked in names):
+    if asked is not None and asked not in [s.name for s in schedules]:
+        names = sorted(s.name for s in schedules)
         raise UnknownName(
             f"unknown schedule {asked!r} of {problem.kernel}; known: {', '.join(names) or 'none'}",
             hint=suggest(asked, names, f"tlhub schedules {problem.kernel}"),

@@ -115,7 +115,7 @@ class Kernel:
     scalars) -> callable`` that runs the platform's library once. Inputs are a mapping of names to NumPy arrays, outputs
     a tuple; a reference that asks nothing but NumPy's protocols of its arrays is computed on a GPU, by CuPy, where it
     would take long. A peer for a GPU is named after its target and the library whose arrays it takes, ``cuda:torch``,
-    and others of that library after what they are, ``cuda:torch-flash``: what such a callable names as its ``library``,
+    and others of that library after what they are, ``cuda:torch-flash``: what such a callable names as its ``package``,
     with the release, is what a report says it runs on.
     """
 
@@ -140,8 +140,8 @@ class Kernel:
         declared = {dim.name for dim in self.dims}
         for arg in (*self.inputs, *self.outputs):
             if unknown := [dim for dim in arg.dims if dim not in declared]:
-                text = f"kernel {self.name!r}: argument {arg.name!r} has dim {unknown[0]!r}, which it does not declare"
-                raise PluginError(text, hint=f"dims=(.., Dim({unknown[0]!r}))")
+                what = f"argument {arg.name!r} has dim {unknown[0]!r}"
+                raise PluginError(f"kernel {self.name!r}: {what}, which it does not declare")
 
 
 Config: TypeAlias = Mapping[str, Value]

@@ -114,21 +114,21 @@ def build(d=128, d_v=None, dtype="float16", arch="sm_90a", kernel="attention_bwd
 
 
 @pytest.mark.parametrize(
-    ("channels", "arch", "options"),
+    ("channels", "arch", "options", "most"),
     [
-        ((128, 128), "sm_90a", {"causal": True}),
+        ((128, 128), "sm_90a", {"causal": True}, 0),
         *(
-            pytest.param(channels, arch, options, marks=pytest.mark.slow)
-            for channels, arch, options in [
+            pytest.param(channels, arch, options, *(most or [0]), marks=pytest.mark.slow)
+            for channels, arch, options, *most in [
                 ((128, 128), "sm_90a", {"alibi": True}),
                 ((128, 128), "sm_80", ALL),
                 ((128, 128), "sm_89", {"dtype": "bfloat16"}),
                 ((64, 64), "sm_90a", ALL),
                 ((64, 64), "sm_80", {}),
                 ((64, 64), "sm_89", {"causal": True}),
-                ((256, 256), "sm_90a", ALL),
+                ((256, 256), "sm_90a", ALL, 112),
                 ((256, 256), "sm_80", {}),
-                ((256, 256), "sm_89", {"causal": True}),
+                ((256, 256), "sm_89", {"causal": True}, 16),
                 ((192, 128), "sm_90a", {"dtype": "bfloat16"}),
                 ((72, 40), "sm_120a", {"causal": True}),
                 ((128, 128), "sm_90a", {"kernel": "attention_varlen_bwd", **ALL}),
@@ -138,11 +138,11 @@ def build(d=128, d_v=None, dtype="float16", arch="sm_90a", kernel="attention_bwd
         ),
     ],
 )
-def test_kernels_compile_without_spills_but_for_a_few_bytes_of_256_channels(channels, arch, options):
+def test_kernels_compile_without_spills_but_for_a_few_bytes_of_256_channels(channels, arch, options, most):
     built = build(*channels, arch=arch, **options).built
     assert built.warnings == ()
     spills = {name: count for name, count in built.resources.items() if name.endswith(".spills")}
-    assert spills.pop("backward_mma.spills") <= (112 if max(channels) == 256 else 0)
+    assert spills.pop("backward_mma.spills") <= most
     assert spills == {f"{name}.spills": 0 for name in ("begin_mma", "end_mma", "gradient_rows")}
     plan = plans(*channels, TARGET.facts(f"cuda:{arch}").shared_memory, bool(options.get("alibi")))[0]
     assert built.resources["backward_mma.shared_memory"] == plan.shared(*channels)

@@ -84,7 +84,7 @@ def test_flash_attention_4_is_given_arrays_as_they_are(causal: bool, monkeypatch
     made, scalars = make("float32", causal=causal), {**testing.default_scalars(ATTENTION, make()), "scale": 0.3}
     arrays = testing.inputs(ATTENTION, made)
     call = flash4(made, {name: torch.from_numpy(a) for name, a in arrays.items()}, scalars)
-    assert call.library == "flash-attn-4 4.0"  # type: ignore[attr-defined]
+    assert call.package == "flash-attn-4 4.0"  # type: ignore[attr-defined]
     got = call()
     np.testing.assert_allclose(got.transpose(1, 2).numpy(), reference(made, arrays, scalars)[0], atol=4e-3)
     with pytest.raises(NotImplementedError, match="no lse"):

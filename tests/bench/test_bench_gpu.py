@@ -175,7 +175,7 @@ def test_peers_of_one_library_are_timed_beside_each_other(on_the_cpu, monkeypatc
 
     def named(*args):
         call = partial(function(theirs)(*args))
-        call.library = "a package 1.0"
+        call.package = "another 1.0"
         return call
 
     found = {"old": old, "named": named}
@@ -187,7 +187,7 @@ def test_peers_of_one_library_are_timed_beside_each_other(on_the_cpu, monkeypatc
     assert timed == ["tlhub", "torch-flash", "torch"] and list(found["left_out"]) == ["cupy", *missing]
     assert found["left_out"]["torch-flash4"] == "no_such_package is not installed"
     assert found["left_out"]["torch-old"] == "cannot import name 'call' from 'package'"
-    assert found["libraries"] == {"torch-flash": "a package 1.0", "torch": f"torch {torch.__version__}"}
+    assert found["libraries"] == {"torch-flash": "another 1.0", "torch": f"torch {torch.__version__}"}
 
 
 def test_peers_are_those_of_the_device():

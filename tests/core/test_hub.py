@@ -287,30 +287,6 @@ def test_the_config_is_that_of_the_entry_that_serves(cold_cache: str, monkeypatc
     assert (again.match, again.key, again.config) == ("revision", first.key, first.config)
 
 
-def test_explain_tells_what_get_will_do(cold_cache: str) -> None:
-    before = tlhub.explain("gemm", SIZE, "float32")
-    assert before.outcome == "build" and "the first candidate would be built" in str(before)
-    kernel = tlhub.get("gemm", SIZE, "float32")
-    after = tlhub.explain("gemm", SIZE, "float32")
-    assert after.outcome == "served" and after.hit.entry.manifest.build_digest == kernel.key
-    document = json.loads(json.dumps(after.to_json()))
-    assert document["outcome"] == "served" and document["candidates"][0]["schedule"] == kernel.schedule
-    assert document["obstacle"] is None
-    refused = tlhub.explain("gemm", SIZE, "float32", compute="tf32", device="cpu")
-    assert refused.outcome == "no schedule" and "tf32" in str(refused)
-
-
-def test_explain_tells_what_keeps_it_from_being_built(cold_cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tlhub.build.compiler._candidates", lambda machine: [])
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "ziglang" else object())
-    found = tlhub.explain("gemm", SIZE, "float32", device="cpu")
-    assert found.outcome == "build" and found.to_json()["obstacle"].startswith("no C compiler for Linux")
-    assert "the first candidate would be built, but no C compiler" in str(found)
-    assert 'hint: pip install "tlhub-core[cc]"' in str(found)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "but apache-tvm is not installed" in str(tlhub.explain("gemm", SIZE, "float32", device="cpu"))
-
-
 def test_importing_is_light() -> None:
     code = """
 import sys, json; before = set(sys.modules)

@@ -135,6 +135,7 @@ def _kernels(text: str) -> dict[str, list[Instruction]]:
         elif match := _UPPER.match(line):
             code[-1].upper = int(match[1], 16)
     for code in found.values():
+        assert code, "nvdisasm writes instructions in another way"
         _link(code, labels)
     return found
 

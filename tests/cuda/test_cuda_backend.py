@@ -17,14 +17,12 @@ import cuda_programs
 import pytest
 
 import tlhub_cuda
-from tlhub import catalog, testing
 from tlhub.build import check, compiler, pool, shim
 from tlhub.build.program import Branch, DeviceProgram, Parameter, TensorMap
 from tlhub.errors import BuildError
 from tlhub.problem import make, signature
 from tlhub_cuda import backend, image, launches, nvcc
 from tlhub_cuda.nvcc import Usage
-from tlhub_mixed.cuda.quantize import QUANTIZE_BLOCKS
 
 ARCHS = ("sm_75", "sm_80", "sm_90a", "compute_80")
 
@@ -340,43 +338,3 @@ def _map_types():
 def test_what_is_needed_is_asked_for_by_name():
     assert backend.identity("cuda:sm_90a").keys() == {"nvcc", "cc", "host"}
     assert tlhub_cuda.TARGET.assemble == "tlhub_cuda.backend:assemble"
-
-
-# -- conformance without a GPU ------------------------------------------------------------------------
-
-
-@pytest.fixture
-def quantizing(cold_cache, monkeypatch):
-    """Let the plugin of mixed precision have one schedule alone, changed, and no GPU be here."""
-
-    def change(**fields):
-        known = catalog.load()
-        schedule = replace(QUANTIZE_BLOCKS, **fields)
-        only = replace(next(p for p in known.plugins if p.module == "tlhub_mixed"), kernels=(), schedules=(schedule,))
-        made = replace(
-            known,
-            plugins=(only,),
-            owners={**known.owners, ("quantize", schedule.name): only},
-            schedules={**known.schedules, "quantize": only.schedules},
-            targets={**known.targets, "cuda": replace(known.targets["cuda"], devices=lambda: ())},
-        )
-        monkeypatch.setattr(catalog, "load", lambda: made)
-        monkeypatch.setattr("tlhub.hub.load", lambda: made)
-
-    return change
-
-
-def test_conformance_compiles_for_an_arch_whose_device_is_not_here(quantizing):
-    cuda_lab.needs_nvcc()
-    quantizing()
-    *_, compiled = testing.conformance("tlhub_mixed", archs=["cuda:sm_90a", "cpu:native"]).findings
-    assert str(compiled) == "ok      schedule quantize/cuda_quantize on cuda, compiled for cuda:sm_90a"
-    *_, skipped = testing.conformance("tlhub_mixed").findings
-    assert skipped.state == "skipped" and skipped.detail.endswith("no device here; name what to compile for in archs")
-
-
-def test_conformance_tells_what_does_not_build(quantizing):
-    cuda_lab.needs_nvcc()
-    quantizing(program="cuda_programs:broken", sources=())
-    with pytest.raises(AssertionError, match="compiled for cuda:sm_80: quantize: strides of 'a', 'b', 'c'"):
-        testing.conformance("tlhub_mixed", archs=["cuda:sm_80"])

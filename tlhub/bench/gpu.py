@@ -45,7 +45,7 @@ def compare(
     Returns ``worst``, the largest error in units of the tolerance, or the ``fault`` that keeps it from being timed;
     ``taken``, by side the seconds of each round: ``call`` as a caller sees one, ``device`` on the GPU alone;
     ``bytes`` of all operands and results, and ``bandwidth``, the bytes a second at which this GPU reads memory, None
-    where that was not measured; ``libraries``, by peer what it runs on, which is what its call's ``library`` says, or
+    where that was not measured; ``libraries``, by peer what it runs on, which is what its call's ``package`` says, or
     else the arrays' own; ``left_out``, by peer why it did not run.
     """
     from tlhub.problem import signature
@@ -85,7 +85,7 @@ def compare(
         "taken": taken,
         "bytes": _bytes(sign),
         "bandwidth": None if graphs is None else graphs.bandwidth(),
-        "libraries": {n: getattr(calls[0], "library", arrays.version) for n, calls in sides.items() if n != "tlhub"},
+        "libraries": {n: getattr(calls[0], "package", arrays.version) for n, calls in sides.items() if n != "tlhub"},
         "left_out": left_out,
     }
     del sides, sets

@@ -114,19 +114,20 @@ def _tvm_ffi() -> Iterable[Check]:
 def _toolchains() -> Iterable[Check]:
     """Look only for what the installed schedules use: the rest cannot be missed."""
     from tlhub import catalog
+    from tlhub.build.frontends import PACKAGES
 
     used = {s.toolchain for group in catalog.load().schedules.values() for s in group}
-    packages = {"tvm": "apache-tvm", "tilelang": "tilelang"}
     for toolchain in sorted(used - {"cuda"}):  # that is nvcc, which its target looks for
-        version = _version(packages.get(toolchain, toolchain))
+        package = PACKAGES.get(toolchain, toolchain)
+        version = _version(package)
         fault = _toolchain_fault(toolchain) if version else None
         if fault:
-            hint: str | None = f"pip install --force-reinstall {packages.get(toolchain, toolchain)}"
-            yield Check(toolchain, "failed", f"{packages.get(toolchain, toolchain)} {version}: {fault}", hint)
+            hint: str | None = f"pip install --force-reinstall {package}"
+            yield Check(toolchain, "failed", f"{package} {version}: {fault}", hint)
         elif version:
-            yield Check(toolchain, "ok", f"{packages.get(toolchain, toolchain)} {version}")
+            yield Check(toolchain, "ok", f"{package} {version}")
         else:
-            hint = f'pip install "tlhub-core[{toolchain}]"' if toolchain in packages else None
+            hint = f'pip install "tlhub-core[{toolchain}]"' if toolchain in PACKAGES else None
             yield Check(toolchain, "warning", f"not installed: what {toolchain} compiles is only found in stores", hint)
 
 

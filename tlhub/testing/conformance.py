@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from tlhub import catalog as catalogs
 from tlhub import plugins
@@ -17,7 +17,7 @@ from tlhub.build.frontends import FRONTENDS
 from tlhub.devices import Place, locate
 from tlhub.errors import ArgumentError, TlhubError
 from tlhub.problem import default, input_dtypes, make, symbols
-from tlhub.specs import Arg, Dim, Kernel, Problem, Schedule, Target, Value
+from tlhub.specs import Arg, DeviceFacts, Dim, Kernel, Problem, Schedule, Target, Value
 from tlhub.testing.modules import unnamed_sources
 from tlhub.testing.numbers import check
 
@@ -26,8 +26,6 @@ _SIZES = (33, 64, 16, 128, 8, 1)
 
 _MOST_BUILDS = 24
 """Problems that are built of one schedule on one target."""
-
-_NONE_SERVED = "it serves no small problem: "
 
 
 @dataclass(frozen=True)
@@ -82,7 +80,8 @@ def conformance(
         names = ", ".join(p.module for p in catalog.plugins)
         raise AssertionError(f"{name!r} is no installed plugin; those that are: {names}")
     report = Report()
-    places = [locate(catalog, arch=arch) for arch in archs]
+    most = (_MOST_BUILDS if thorough else 1) if build else 0
+    work = _Work(catalog, report, most, [locate(catalog, arch=arch) for arch in archs])
     report.add(f"plugin {found.name}", found.error)
     for refused in found.refused:
         report.add(f"plugin {found.name}", refused)
@@ -92,7 +91,7 @@ def conformance(
         report.add(f"target {target.name}", _target_fault(target))
     _imports(found, report)
     for schedule in found.schedules:
-        _schedule(catalog, found, schedule, report, (_MOST_BUILDS if thorough else 1) if build else 0, places)
+        _schedule(work, found, schedule)
     if report.failed:
         raise AssertionError("\n".join(["the plugin does not conform:", *map(str, report.failed)]))
     return report
@@ -203,14 +202,17 @@ def _import(plugin: plugins.Plugin, paths: Mapping[str, str], report: Report, hi
 # -- schedules -------------------------------------------------------------------------------------
 
 
-def _schedule(
-    catalog: catalogs.Catalog,
-    plugin: plugins.Plugin,
-    schedule: Schedule,
-    report: Report,
-    builds: int,
-    places: Sequence[Place],
-) -> None:
+class _Work(NamedTuple):
+    """``builds``: how many problems are built at most of a schedule on a target; ``places``: of devices elsewhere."""
+
+    catalog: catalogs.Catalog
+    report: Report
+    builds: int
+    places: Sequence[Place]
+
+
+def _schedule(work: _Work, plugin: plugins.Plugin, schedule: Schedule) -> None:
+    catalog, report = work.catalog, work.report
     subject = f"schedule {schedule.kernel}/{schedule.name}"
     if schedule.toolchain not in FRONTENDS:
         known = ", ".join(sorted(FRONTENDS))
@@ -233,43 +235,29 @@ def _schedule(
     if kernel is None:
         report.skip(subject, f"kernel {schedule.kernel!r} is not installed")
         return
-    if not builds:
+    if not work.builds:
         report.skip(subject, "not asked to build")
         return
     for name in schedule.targets:
-        _serve(catalog, schedule, kernel, name, f"{subject} on {name}", report, builds, places)
+        _serve(work, schedule, kernel, name, f"{subject} on {name}")
 
 
-def _serve(
-    catalog: catalogs.Catalog,
-    schedule: Schedule,
-    kernel: Kernel,
-    target: str,
-    subject: str,
-    report: Report,
-    builds: int,
-    places: Sequence[Place],
-) -> None:
-    if target not in catalog.targets:
+def _serve(work: _Work, schedule: Schedule, kernel: Kernel, target: str, subject: str) -> None:
+    report, builds = work.report, work.builds
+    if target not in work.catalog.targets:
         report.skip(subject, f"no installed plugin brings target {target!r}")
         return
-    devices = catalog.targets[target].devices()
+    devices = work.catalog.targets[target].devices()
     if not devices:
-        named = [place for place in places if place.target.name == target]
+        named = [place for place in work.places if place.target.name == target]
         if not named:
             report.skip(subject, f"target {target!r} has no device here; name what to compile for in archs")
         for place in named:
-            small, reasons = _first_served(schedule, place.facts, _problems(kernel, kernel.dtypes, {}))
-            fault = _unbuilt(schedule, kernel, small, place.arch) if small else None
-            report.add(f"{subject}, compiled for {place.arch}", fault if small else _NONE_SERVED + "; ".join(reasons))
+            _small(work, schedule, kernel, place.facts, f"{subject}, compiled for {place.arch}", arch=place.arch)
         return
     device = f"{target}:{devices[0].index}"
-    small, reasons = _first_served(schedule, devices[0], _problems(kernel, kernel.dtypes, {}))
-    if small is None:
-        report.add(subject, _NONE_SERVED + "; ".join(reasons))
-        return
-    report.add(subject, _fault(schedule, kernel, small, device))
-    if builds == 1:
+    small = _small(work, schedule, kernel, devices[0], subject, device=device)
+    if small is None or builds == 1:
         return
     seen = {small}
     for name, candidates in _variations(kernel, small):
@@ -282,33 +270,35 @@ def _serve(
             report.skip(f"{subject}: {name}", f"{builds} problems were built")
         else:
             seen.add(found)
-            report.add(f"{subject}: {name}", _fault(schedule, kernel, found, device))
+            report.add(f"{subject}: {name}", _fault(schedule, kernel, found, device=device))
 
 
-def _fault(schedule: Schedule, kernel: Kernel, problem: Problem, device: str) -> str | None:
-    """Build *problem* with *schedule* and hold it against the reference; return what is wrong, or None."""
+def _small(
+    work: _Work, schedule: Schedule, kernel: Kernel, facts: DeviceFacts, subject: str, **place: str
+) -> Problem | None:
+    """Report on the first small problem that *schedule* serves on a device with *facts*, and return it."""
+    small, reasons = _first_served(schedule, facts, _problems(kernel, kernel.dtypes, {}))
+    none = "it serves no small problem: " + "; ".join(reasons)
+    work.report.add(subject, none if small is None else _fault(schedule, kernel, small, **place))
+    return small
+
+
+def _fault(schedule: Schedule, kernel: Kernel, problem: Problem, **place: str) -> str | None:
+    """Build *problem* with *schedule* for a place, *device* or *arch*; hold what a device runs against the reference.
+
+    Return what is wrong, or None.
+    """
     from tlhub import hub
 
-    asked: dict[str, Any] = {"device": device, "schedule": schedule.name, **problem.option}
+    asked: dict[str, Any] = {**place, "schedule": schedule.name, **problem.option}
     try:
         made = hub.get(kernel.name, problem.dim, input_dtypes(kernel, problem.dtypes), **asked)
-        check(made, kernel=kernel, device=device)
+        if "device" in place:
+            check(made, kernel=kernel, device=place["device"])
     except (AssertionError, TlhubError) as error:
         return str(error)
     except Exception as error:  # of the plugin's reference or tolerance, say
         return f"{type(error).__name__}: {error}"
-    return None
-
-
-def _unbuilt(schedule: Schedule, kernel: Kernel, problem: Problem, arch: str) -> str | None:
-    """Build *problem* with *schedule* for a device that is not here; return what is wrong, or None."""
-    from tlhub import hub
-
-    asked: dict[str, Any] = {"arch": arch, "schedule": schedule.name, **problem.option}
-    try:
-        hub.prewarm(kernel.name, problem.dim, input_dtypes(kernel, problem.dtypes), **asked)
-    except TlhubError as error:
-        return str(error)
     return None
 
 

@@ -60,7 +60,7 @@ def flash4(problem: Problem, inputs: Mapping[str, Any], scalars: Mapping[str, fl
         raise
     except Exception as error:  # an assertion of what it is for, or what its compiler raises
         raise NotImplementedError(f"FlashAttention-4: {str(error) or type(error).__name__}") from error
-    call.library = f"flash-attn-4 {metadata.version('flash-attn-4')}"  # type: ignore[attr-defined]
+    call.package = f"flash-attn-4 {metadata.version('flash-attn-4')}"  # type: ignore[attr-defined]
     return call
 
 

@@ -14,7 +14,7 @@ from tlhub.errors import BuildError, suggest
 FRONTENDS = {toolchain: f"tlhub.build.frontends.{toolchain}" for toolchain in ("cuda", "tilelang", "tvm")}
 """Module of each toolchain."""
 
-_PACKAGES = {"tilelang": "tilelang", "tvm": "apache-tvm"}
+PACKAGES = {"tilelang": "tilelang", "tvm": "apache-tvm"}
 """The distribution that a toolchain is, whose module has the toolchain's name."""
 
 
@@ -31,5 +31,5 @@ def module(toolchain: str) -> str:
 def present(toolchain: str) -> None:
     """Raise BuildError where there is no such toolchain, or its package is not installed. Imports none."""
     module(toolchain)
-    if toolchain in _PACKAGES and importlib.util.find_spec(toolchain) is None:
-        raise BuildError(f"{_PACKAGES[toolchain]} is not installed", hint=f'pip install "tlhub-core[{toolchain}]"')
+    if toolchain in PACKAGES and importlib.util.find_spec(toolchain) is None:
+        raise BuildError(f"{PACKAGES[toolchain]} is not installed", hint=f'pip install "tlhub-core[{toolchain}]"')
